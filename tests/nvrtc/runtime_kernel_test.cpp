@@ -231,7 +231,8 @@ TEST(RuntimeKernel, OfAChipThatNvrtcDoesNotKnowIsPtx) {
 TEST(RuntimeKernel, EveryProgramNamesItsKernel) {
   for (const Kernel* kernel : kernel_table()) {
     const bool takes = kernel->kind == KernelKind::kForward || kernel->kind == KernelKind::kBackward ||
-                       kernel->kind == KernelKind::kDBias || kernel->kind == KernelKind::kNamedGradients ||
+                       kernel->kind == KernelKind::kListKeys || kernel->kind == KernelKind::kDBias ||
+                       kernel->kind == KernelKind::kNamedGradients ||
                        kernel->kind == KernelKind::kNamedPeaks || kernel->kind == KernelKind::kNamedSums ||
                        kernel->kind == KernelKind::kSeenBlocks ||
                        kernel->kind == KernelKind::kBackwardSeenBlocks;
