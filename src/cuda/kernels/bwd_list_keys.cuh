@@ -40,10 +40,11 @@ struct BwdListKeys {
   static constexpr int kPiece = 16 / sizeof(T);          ///< columns that a lane loads at a time
   static constexpr int kPieces = kColumns / (kLanes * kPiece);
   static constexpr int kOfLane = kPieces * kPiece;  ///< columns of a lane
-  static_assert(kThreads == kColumns);
+  static_assert(kThreads == kColumns && kRows == 8);
 
-  /// CTAs an SM, for the register allocator: 3 warps of each of the 4 schedulers, so 168 registers.
-  static constexpr int kMinCtas = 3;
+  /// CTAs an SM, for the register allocator: 3 warps of each of the 4 schedulers, so 168 registers; with rows of float32, which
+  /// take 64 themselves, 2.
+  static constexpr int kMinCtas = sizeof(T) == 4 ? 2 : 3;
 
   struct Shared {
     alignas(16) float k[kColumns];
@@ -156,20 +157,21 @@ struct BwdListKeys {
     Columns q{}, d_o{};
     float dot = 0, d_weight = 0;
     if (used) {
-      dot = product(p.q, p.k, p.head_dim, aligned(tile::kAlignedQ, tile::kAlignedK), s.k, query, head_q, q);
+      dot = product(p.q, p.k, p.head_dim, aligned(tile::kAlignedQ | tile::kAlignedK), s.k, query, head_q, q);
       d_weight =
-          product(p.d_o, p.v, p.head_dim_v, aligned(tile::kAlignedDO, tile::kAlignedV), s.v, query, head_q, d_o);
+          product(p.d_o, p.v, p.head_dim_v, aligned(tile::kAlignedDO | tile::kAlignedV), s.v, query, head_q, d_o);
     }
     dot = over_lanes(dot);
     d_weight = over_lanes(d_weight);
     if (!used) return;
     float weight, d_score;
     weigh(query, head_q, dot, d_weight, weight, d_score);
-    if (d_score != 0) accumulate(d_score, q, sums);
-    if (weight != 0) accumulate(weight, d_o, sums + kOfLane);
+    if (d_score != 0) accumulate(d_score, kOneSlice ? q : columns_of_slice(p.q, p.head_dim, tile::kAlignedQ, query, head_q), sums);
+    if (weight != 0)
+      accumulate(weight, kOneSlice ? d_o : columns_of_slice(p.d_o, p.head_dim_v, tile::kAlignedDO, query, head_q), sums + kOfLane);
   }
-  __device__ __forceinline__ bool aligned(uint32_t of_rows, uint32_t of_keys) const {
-    return (p.aligned16 & (of_rows | of_keys)) == (of_rows | of_keys);
+  __device__ __forceinline__ bool aligned(uint32_t bits) const {
+    return (p.aligned16 & bits) == bits;
   }
   static __device__ __forceinline__ float over_lanes(float x) {
 #pragma unroll
@@ -177,11 +179,12 @@ struct BwdListKeys {
     return x;
   }
 
-  /// The lane's part of the dot product of a row and the key; `own`: the row's columns of the slice.
+  /// The lane's part of the dot product of a row and the key; `own`: its columns of the row, where that is one slice. Where it is
+  /// several, registers hold no more than one, and the row is read again.
   __device__ __forceinline__ float product(const tile::RowsView& rows, const tile::RowsView& keys, int columns,
                                            bool vector, const float* key_of_slice, int query, int head_q,
                                            Columns& own) const {
-    const T* row = reinterpret_cast<const T*>(rows.data) + rows.offset(batch, span.row_q + query, head_q);
+    const T* row = row_of(rows, query, head_q);
     float sum = 0;
     if constexpr (kOneSlice) {
       own = load(row, columns, vector);
@@ -195,11 +198,11 @@ struct BwdListKeys {
       const T* key = key_row(keys);
 #pragma unroll 1
       for (int first = 0; first < columns; first += kColumns) {
-        const Columns x = load(row + first, columns - first, vector), y = load(key + first, columns - first, vector);
-        if (first == slice * kColumns) own = x;
+        const Columns x = load(row + first, columns - first, vector);
 #pragma unroll
         for (int i = 0; i < kPieces; ++i) {
-          const T *a = reinterpret_cast<const T*>(&x.words[i]), *b = reinterpret_cast<const T*>(&y.words[i]);
+          const uint4 y = load_piece(key + first, column_of(i), columns - first, vector);
+          const T *a = reinterpret_cast<const T*>(&x.words[i]), *b = reinterpret_cast<const T*>(&y);
 #pragma unroll
           for (int e = 0; e < kPiece; ++e) sum = fmaf(to_float(a[e]), to_float(b[e]), sum);
         }
@@ -207,22 +210,32 @@ struct BwdListKeys {
     }
     return sum;
   }
+  __device__ __forceinline__ const T* row_of(const tile::RowsView& rows, int query, int head_q) const {
+    return reinterpret_cast<const T*>(rows.data) + rows.offset(batch, span.row_q + query, head_q);
+  }
+  __device__ __forceinline__ Columns columns_of_slice(const tile::RowsView& rows, int columns,
+                                                      uint32_t aligned_bit, int query, int head_q) const {
+    const int first = slice * kColumns;
+    return load(row_of(rows, query, head_q) + first, columns - first, aligned(aligned_bit));
+  }
   /// The lane's columns, of which `columns` exist.
-  __device__ __forceinline__ Columns load(const T* row, int columns, bool vector) const {
-    Columns all{};
+  static __device__ __forceinline__ Columns load(const T* row, int columns, bool vector) {
+    Columns all;
 #pragma unroll
-    for (int i = 0; i < kPieces; ++i) {
-      const int left = columns - column_of(i);
-      if (vector) {
-        if (left > 0) all.words[i] = __ldg(reinterpret_cast<const uint4*>(row + column_of(i)));
-      } else {
-        T* values = reinterpret_cast<T*>(&all.words[i]);
-#pragma unroll
-        for (int e = 0; e < kPiece; ++e)
-          if (e < left) values[e] = __ldg(row + column_of(i) + e);
-      }
-    }
+    for (int i = 0; i < kPieces; ++i) all.words[i] = load_piece(row, column_of(i), columns, vector);
     return all;
+  }
+  static __device__ __forceinline__ uint4 load_piece(const T* row, int column, int columns, bool vector) {
+    uint4 words = make_uint4(0, 0, 0, 0);
+    if (vector) {
+      if (column < columns) words = __ldg(reinterpret_cast<const uint4*>(row + column));
+    } else {
+      T* values = reinterpret_cast<T*>(&words);
+#pragma unroll
+      for (int e = 0; e < kPiece; ++e)
+        if (column + e < columns) values[e] = __ldg(row + column + e);
+    }
+    return words;
   }
 
   /// The weight of V that dropout leaves, and dS. A pair that takes no part has 0.
@@ -256,21 +269,26 @@ struct BwdListKeys {
   /// To shared memory: the sums of a warp's eight rows. Lanes swap halves of what they have until each has an eighth.
   __device__ __forceinline__ void add_rows_of_warp() {
     int first = 0;
-#pragma unroll
-    for (int step = 16, left = kOfLane; step >= kLanes; step /= 2, left /= 2) {
-      const bool upper = (lane() & step) != 0;
-#pragma unroll
-      for (int i = 0; i < left; ++i) {
-        const float given = upper ? sums[i] : sums[i + left], kept = upper ? sums[i + left] : sums[i];
-        sums[i] = kept + __shfl_xor_sync(~0u, given, step);
-      }
-      first += upper ? left : 0;
-    }
+    swap_halves<kOfLane>(16, first);
+    swap_halves<kOfLane / 2>(8, first);
+    swap_halves<kOfLane / 4>(4, first);
 #pragma unroll
     for (int i = 0; i < 2 * kOfLane / kRows; ++i) {
       const int at = first + i, of_gradient = at % kOfLane;
       s.sums[warp()][at / kOfLane * kColumns + column_of(of_gradient / kPiece) + of_gradient % kPiece] = sums[i];
     }
+  }
+
+  /// Of 2 kLeft sums from `first` the lane keeps one half, and gets the other lane's part of it.
+  template <int kLeft>
+  __device__ __forceinline__ void swap_halves(int step, int& first) {
+    const bool upper = (lane() & step) != 0;
+#pragma unroll
+    for (int i = 0; i < kLeft; ++i) {
+      const float given = upper ? sums[i] : sums[i + kLeft], kept = upper ? sums[i + kLeft] : sums[i];
+      sums[i] = kept + __shfl_xor_sync(~0u, given, step);
+    }
+    if (upper) first += kLeft;
   }
 
   __device__ __forceinline__ void finish() const {
