@@ -117,9 +117,10 @@ constexpr tile::QueryTiles query_tiles(const ForwardArgs& args, int tile_m, bool
 /// all key heads where they share their lists.
 struct ListInverse {
   unsigned long long* end = nullptr;  ///< of the segments given out; 0 at first, as `counts`, which follow
-  int32_t* counts = nullptr;          ///< (chunks, keys): at last where the queries of a chunk end in the segment of a key
-  int64_t* starts = nullptr;          ///< (keys): of segments
-  int32_t* queries = nullptr;         ///< one for each entry
+  int32_t* counts =
+      nullptr;  ///< (chunks, keys): at last where the queries of a chunk end in the segment of a key
+  int64_t* starts = nullptr;   ///< (keys): of segments
+  int32_t* queries = nullptr;  ///< one for each entry
   int64_t keys = 0;
   int chunks = 0, heads = 1;
 

@@ -21,7 +21,8 @@
 
 namespace fovea::cuda {
 
-inline constexpr int kListKeyColumns = 128;  ///< of a slice: 32 sums of dK and 32 of dV in the registers of a lane
+inline constexpr int kListKeyColumns =
+    128;  ///< of a slice: 32 sums of dK and 32 of dV in the registers of a lane
 
 constexpr int list_key_slices(const tile::AttentionParams& p) {
   return tile::ceil_div(p.head_dim > p.head_dim_v ? p.head_dim : p.head_dim_v, kListKeyColumns);
@@ -118,8 +119,12 @@ struct BwdListKeys {
     s.v[column] = column < p.head_dim_v ? to_float(__ldg(key_row(p.v) + column)) : 0.0f;
   }
 
-  static __device__ __forceinline__ int lane() { return static_cast<int>(threadIdx.x) % 32; }
-  static __device__ __forceinline__ int warp() { return static_cast<int>(threadIdx.x) / 32; }
+  static __device__ __forceinline__ int lane() {
+    return static_cast<int>(threadIdx.x) % 32;
+  }
+  static __device__ __forceinline__ int warp() {
+    return static_cast<int>(threadIdx.x) / 32;
+  }
   /// The lane's first column of a piece in a slice.
   static __device__ __forceinline__ int column_of(int piece) {
     return (piece * kLanes + lane() % kLanes) * kPiece;
@@ -158,17 +163,21 @@ struct BwdListKeys {
     float dot = 0, d_weight = 0;
     if (used) {
       dot = product(p.q, p.k, p.head_dim, aligned(tile::kAlignedQ | tile::kAlignedK), s.k, query, head_q, q);
-      d_weight =
-          product(p.d_o, p.v, p.head_dim_v, aligned(tile::kAlignedDO | tile::kAlignedV), s.v, query, head_q, d_o);
+      d_weight = product(p.d_o, p.v, p.head_dim_v, aligned(tile::kAlignedDO | tile::kAlignedV), s.v, query,
+                         head_q, d_o);
     }
     dot = over_lanes(dot);
     d_weight = over_lanes(d_weight);
     if (!used) return;
     float weight, d_score;
     weigh(query, head_q, dot, d_weight, weight, d_score);
-    if (d_score != 0) accumulate(d_score, kOneSlice ? q : columns_of_slice(p.q, p.head_dim, tile::kAlignedQ, query, head_q), sums);
+    if (d_score != 0)
+      accumulate(d_score, kOneSlice ? q : columns_of_slice(p.q, p.head_dim, tile::kAlignedQ, query, head_q),
+                 sums);
     if (weight != 0)
-      accumulate(weight, kOneSlice ? d_o : columns_of_slice(p.d_o, p.head_dim_v, tile::kAlignedDO, query, head_q), sums + kOfLane);
+      accumulate(weight,
+                 kOneSlice ? d_o : columns_of_slice(p.d_o, p.head_dim_v, tile::kAlignedDO, query, head_q),
+                 sums + kOfLane);
   }
   __device__ __forceinline__ bool aligned(uint32_t bits) const {
     return (p.aligned16 & bits) == bits;
@@ -181,9 +190,9 @@ struct BwdListKeys {
 
   /// The lane's part of the dot product of a row and the key; `own`: its columns of the row, where that is one slice. Where it is
   /// several, registers hold no more than one, and the row is read again.
-  __device__ __forceinline__ float product(const tile::RowsView& rows, const tile::RowsView& keys, int columns,
-                                           bool vector, const float* key_of_slice, int query, int head_q,
-                                           Columns& own) const {
+  __device__ __forceinline__ float product(const tile::RowsView& rows, const tile::RowsView& keys,
+                                           int columns, bool vector, const float* key_of_slice, int query,
+                                           int head_q, Columns& own) const {
     const T* row = row_of(rows, query, head_q);
     float sum = 0;
     if constexpr (kOneSlice) {
@@ -275,7 +284,8 @@ struct BwdListKeys {
 #pragma unroll
     for (int i = 0; i < 2 * kOfLane / kRows; ++i) {
       const int at = first + i, of_gradient = at % kOfLane;
-      s.sums[warp()][at / kOfLane * kColumns + column_of(of_gradient / kPiece) + of_gradient % kPiece] = sums[i];
+      s.sums[warp()][at / kOfLane * kColumns + column_of(of_gradient / kPiece) + of_gradient % kPiece] =
+          sums[i];
     }
   }
 
@@ -300,7 +310,8 @@ struct BwdListKeys {
       d_v += s.sums[w][kColumns + of_slice];
     }
     if (column < p.head_dim)
-      store_gradient<T>(p.dk.data, p.dk.offset(batch, span.row_k + j, head) + column, p.dk_is_f32, d_k * p.scale);
+      store_gradient<T>(p.dk.data, p.dk.offset(batch, span.row_k + j, head) + column, p.dk_is_f32,
+                        d_k * p.scale);
     if (column < p.head_dim_v)
       store_gradient<T>(p.dv.data, p.dv.offset(batch, span.row_k + j, head) + column, p.dk_is_f32, d_v);
   }

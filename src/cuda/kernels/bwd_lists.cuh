@@ -125,7 +125,9 @@ struct BwdLists {
     }
     if constexpr (!kNamedAlone) finish(out);
   }
-  __device__ __forceinline__ bool adds_to_keys() const { return !kNamedAlone && args.key_sums != nullptr; }
+  __device__ __forceinline__ bool adds_to_keys() const {
+    return !kNamedAlone && args.key_sums != nullptr;
+  }
 
   /// What a row needs. Those that take no part have weights exp(-inf) = 0.
   __device__ __forceinline__ void set_row(int r) {

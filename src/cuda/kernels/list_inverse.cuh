@@ -87,7 +87,7 @@ struct ListChunk {
 template <int kThreads>
 __global__ void __launch_bounds__(kThreads) list_counts(const __grid_constant__ BackwardArgs args) {
   const ListChunk chunk(args);
-  chunk.for_each_entry([&](int, const int64_t (&keys)[ListChunk::kAtOnce]) {
+  chunk.for_each_entry([&](int, const int64_t(&keys)[ListChunk::kAtOnce]) {
 #pragma unroll
     for (const int64_t key : keys)
       if (key >= 0) atomicAdd(chunk.count_of(key), 1);
@@ -108,7 +108,8 @@ __global__ void __launch_bounds__(kThreads) list_offsets(const __grid_constant__
     count += of_chunk;
   }
   const int lane = static_cast<int>(threadIdx.x) % 32;
-  unsigned long long behind = static_cast<unsigned long long>(count);  // this key and those of the lanes before
+  unsigned long long behind =
+      static_cast<unsigned long long>(count);  // this key and those of the lanes before
 #pragma unroll
   for (int step = 1; step < 32; step *= 2) {
     const unsigned long long before = __shfl_sync(~0u, behind, max(lane - step, 0));
@@ -124,7 +125,7 @@ template <int kThreads>
 __global__ void __launch_bounds__(kThreads) list_inverse(const __grid_constant__ BackwardArgs args) {
   const ListChunk chunk(args);
   const ListInverse& inverse = args.inverse;
-  chunk.for_each_entry([&](int query, const int64_t (&keys)[ListChunk::kAtOnce]) {
+  chunk.for_each_entry([&](int query, const int64_t(&keys)[ListChunk::kAtOnce]) {
     int64_t places[ListChunk::kAtOnce];
 #pragma unroll
     for (int u = 0; u < ListChunk::kAtOnce; ++u)

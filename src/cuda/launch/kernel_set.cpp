@@ -153,7 +153,8 @@ class Collector {
       for (const KernelKind kind :
            {KernelKind::kNamedPeaks, KernelKind::kNamedSums, KernelKind::kNamedResults})
         add(set_.after, kind);
-    } else if (adds && !p().has(Role::kKeys)) {  // the main kernel for lists looks at each pair once, and adds itself
+    } else if (adds &&
+               !p().has(Role::kKeys)) {  // the main kernel for lists looks at each pair once, and adds itself
       add(set_.after, KernelKind::kNamedGradients);
     }
   }
@@ -220,7 +221,8 @@ AttentionProblem with_a_sequence(const AttentionProblem& problem) {
 std::string never_because(const AttentionProblem& problem, bool deterministic) {
   if (!deterministic || problem.pass == Pass::kForward) return "";
   if (problem.has(Role::kKeys) && !can_invert_lists(problem))
-    return "adds up gradients of keys that 2^31 or more entries of a head's lists name in any order, not the same bits each time";
+    return "adds up gradients of keys that 2^31 or more entries of a head's lists name in any order, not the "
+           "same bits each time";
   if (adds_to_named(problem) && log2_of_named_count(problem) > tile::FixedSum::kMostLog2Count) {
     return "adds up more than 2^" + std::to_string(tile::FixedSum::kMostLog2Count) +
            " numbers to a gradient of a named tensor in any order, not the same bits each time";

@@ -452,9 +452,11 @@ void take_list_inverse(const AttentionProblem& p, const DeviceProperties& device
   inverse.keys = saturating_product(rows_of_keys(p), inverse.heads);
   const bool shared = !has_lists_of_its_own(p);
   const int64_t lists = shared ? 1 : p.seqlen_q;
-  const int64_t filling = ceil_div(kWarpsOfSm * device.sm_count, std::max<int64_t>(1, p.batch * inverse.heads));
+  const int64_t filling =
+      ceil_div(kWarpsOfSm * device.sm_count, std::max<int64_t>(1, p.batch * inverse.heads));
   const int64_t fitting = lists * p.list_size / std::max<int64_t>(1, p.seqlen_k);
-  inverse.chunks = static_cast<int>(std::clamp<int64_t>(std::min({filling, fitting, lists}), 1, int64_t{1} << 15));
+  inverse.chunks =
+      static_cast<int>(std::clamp<int64_t>(std::min({filling, fitting, lists}), 1, int64_t{1} << 15));
   layout.list_counts = parts.take(ceil_div(inverse.words_to_clear(), 4), 16);
   layout.list_starts = parts.take(inverse.keys, 8);
   const int64_t rows = !shared && p.packed ? p.total_q : saturating_product(p.batch, lists);
