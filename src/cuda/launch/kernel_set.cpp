@@ -183,7 +183,7 @@ const std::string& KernelSet::text_of(const Kernel& kernel) const {
     case KernelKind::kForward:
     case KernelKind::kBackward:
     case KernelKind::kListKeys:
-      return kernel.seen_blocks ? main_text : user_text;
+      return kernel.family == Family::kSm90 ? main_text : user_text;
     case KernelKind::kSeenBlocks:
     case KernelKind::kBackwardSeenBlocks:
       return main_text;
