@@ -28,10 +28,10 @@ inline constexpr int kListInverseWarps = kListInverseThreads / 32;
 
 constexpr int64_t list_chunks_ctas(const BackwardArgs& args) {
   const int64_t warps = int64_t{args.inverse.chunks} * args.inverse.heads * args.p.batch;
-  return warps > 0 ? (warps + kListInverseWarps - 1) / kListInverseWarps : 1;
+  return (warps + kListInverseWarps - 1) / kListInverseWarps;
 }
 constexpr int64_t list_offsets_ctas(const BackwardArgs& args) {
-  return args.inverse.keys > 0 ? (args.inverse.keys + kListInverseThreads - 1) / kListInverseThreads : 1;
+  return (args.inverse.keys + kListInverseThreads - 1) / kListInverseThreads;
 }
 
 /// The queries of a warp, and their lists.
