@@ -28,13 +28,14 @@ DTYPES = {  # name -> (enumerator of DType, element type of CUDA, header)
 }
 KINDS = {"append": "kAppend", "merge": "kMerge", "move": "kMove", "forward": "kForward", "bf16x3": "kBf16x3", "transpose_values": "kTransposeValues", "combine": "kCombine", "backward": "kBackward",
          "backward_bf16x3": "kBackwardBf16x3", "backward_dv": "kBackwardDv", "backward_dq": "kBackwardDq", "preprocess": "kPreprocess",
-         "postprocess": "kPostprocess", "list_zeros": "kListZeros", "list_gradients": "kListGradients",
+         "postprocess": "kPostprocess", "list_zeros": "kListZeros", "list_counts": "kListCounts", "list_offsets": "kListOffsets",
+         "list_inverse": "kListInverse", "list_keys": "kListKeys", "list_gradients": "kListGradients",
          "dbias": "kDBias", "dsink": "kDSink", "named_zeros": "kNamedZeros",
          "named_gradients": "kNamedGradients", "named_peaks": "kNamedPeaks", "named_sums": "kNamedSums",
          "named_results": "kNamedResults", "seen_blocks": "kSeenBlocks",
          "backward_seen_blocks": "kBackwardSeenBlocks"}
 # Kinds whose kernels look at scores, and may be compiled for an expression of them.
-WITH_SOURCE = ("forward", "backward", "dbias", "named_gradients", "named_peaks", "named_sums", "seen_blocks", "backward_seen_blocks")
+WITH_SOURCE = ("forward", "backward", "list_keys", "dbias", "named_gradients", "named_peaks", "named_sums", "seen_blocks", "backward_seen_blocks")
 BACKENDS = {"sm90": "kSm90", "sm80": "kMmaSm80", "tf32": "kTf32", "sm75": "kMmaSm75", "simt": "kSimt", "any": "kAny"}
 TERMS = {"none": "kNoTerms", "plain": "kPlainTerms", "all": "kAllTerms", "lists": "kAllTerms | kTermLists"}
 TERMS_HEADER = pathlib.Path(__file__).resolve().parents[1] / "src/cuda/launch/terms.hpp"

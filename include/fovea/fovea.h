@@ -154,7 +154,7 @@ typedef enum fovea_pass { FOVEA_FORWARD = 0, FOVEA_BACKWARD = 1 } fovea_pass;
  * Entries are positions within the sequence. Causal, window, masks and `sees` leave entries out as they leave out keys.
  * Runs on the CPU check the entries: one below -1, or not below the sequence's length, is an error. On a GPU, where the host
  * does not read them, it makes the query's results NaN, and the gradients of the keys of its list; no memory outside of the
- * tensors is read. Of the GPU backends cuda_simt takes lists, its backward without `deterministic`. */
+ * tensors is read. Of the GPU backends cuda_simt takes lists. */
 
 /* A tensor that expressions read by its name.
  *

@@ -227,6 +227,22 @@ const std::vector<Cover>& covers() {
          s.window_right = 9;
          s.dropout = 0.1;
        }},
+      {"dropout_d320_packed",
+       [](ProblemSpec& s) {
+         sizes(s, 320, 320);
+         pack(s);
+         s.window_left = 40;
+         s.dropout = 0.3;
+         s.rng_state = true;
+       }},
+      {"dropout_d576_512_causal_groups",
+       [](ProblemSpec& s) {
+         sizes(s, 576, 512);
+         s.heads_q = 3 * s.heads_kv;
+         s.seqlen_k = 200;
+         s.causal = s.sink = true;
+         s.dropout = 0.2;
+       }},
       {"all_terms",
        [](ProblemSpec& s) {
          s.batch = 2;

@@ -43,6 +43,10 @@ void expect_conformance(const ProblemSpec& spec, const CheckOptions& options = {
 void expect_conformance_of_all_types(ProblemSpec spec, const CheckOptions& options = {},
                                      const Tweak& tweak = {});
 
+/// Checks that each backend under test that has the gradients of the problem has them with `deterministic`, too, and that four runs give
+/// the same bits, whatever the workspace holds.
+void expect_same_bits_each_time(const ProblemSpec& spec);
+
 /// Checks and counts, from any thread; returns the text of checker.check().
 std::string check_and_count(Checker& checker, const std::string& backend, int* ran);
 

@@ -177,6 +177,38 @@ TEST(Lists, OfManyQueriesGiveTheSameBitsOnAnyNumberOfThreads) {
   expect_conformance(s);
 }
 
+/// Lists of few keys, whose queries fill several rows of a GPU's lanes; a list for all, for all heads, packed sequences.
+std::vector<ProblemSpec> lists_of_many_queries() {
+  std::vector<ProblemSpec> all;
+  ProblemSpec s = lists(90, 40, 3, 30);
+  s.head_dim = 136;
+  s.head_dim_v = 72;
+  all.push_back(s);
+  s.list_of_all = true;
+  all.push_back(s);
+  s.list_of_all = false;
+  s.list_broadcast = 2;
+  s.causal = true;
+  all.push_back(s);
+  s.lengths_q = {37, 0, 90};
+  s.lengths_k = {40, 3, 0};
+  s.spare_rows = 2;
+  all.push_back(s);
+  return all;
+}
+
+/// A backend that has the gradients has them with `deterministic`, too.
+TEST(Lists, GradientsHaveTheSameBitsEachTime) {
+  for (const ProblemSpec& of_any_type : lists_of_many_queries()) {
+    for (const Type type : {Type::kF32, Type::kBF16}) {
+      ProblemSpec spec = of_any_type;
+      spec.type = type;
+      expect_conformance(spec);
+      expect_same_bits_each_time(spec);
+    }
+  }
+}
+
 /// Rows of a (batch, rows, heads, size) tensor that hold NaN alone, one (batch, row, head) after the other; rows with some NaN
 /// end the test.
 std::vector<bool> rows_of_nan(const OwnedTensor& tensor) {

@@ -225,6 +225,25 @@ void expect_conformance_of_all_types(ProblemSpec spec, const CheckOptions& optio
   }
 }
 
+void expect_same_bits_each_time(const ProblemSpec& spec) {
+  for (const std::string& backend : backends_under_test()) {
+    OwnedProblem x(spec);
+    ASSERT_EQ(run_pass(x, FOVEA_FORWARD, {kOracle}).failure, "");
+    RunOptions how{backend};
+    if (run_pass(x, FOVEA_BACKWARD, how).unsupported) continue;
+    how.deterministic = true;
+    std::map<Role, std::vector<unsigned char>> first;
+    for (int run = 0; run < 4; ++run) {
+      how.workspace_fill = static_cast<unsigned char>(85 * run);
+      const RunResult result = run_pass(x, FOVEA_BACKWARD, how);
+      ASSERT_FALSE(result.unsupported) << describe(spec) << ", " << backend << ": " << fovea_last_error();
+      ASSERT_EQ(result.failure, "") << describe(spec) << ", " << backend;
+      if (run == 0) first = output_bytes(x, FOVEA_BACKWARD);
+      EXPECT_TRUE(output_bytes(x, FOVEA_BACKWARD) == first) << describe(spec) << ", " << backend;
+    }
+  }
+}
+
 }  // namespace fovea::conformance
 
 int main(int argc, char** argv) {

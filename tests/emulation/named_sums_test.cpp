@@ -6,9 +6,11 @@
 #include <array>
 #include <cmath>
 #include <cstring>
+#include <numeric>
 #include <random>
 #include <vector>
 
+#include "cuda/kernels/bwd_lists.cuh"
 #include "cuda/kernels/named_gradients.cuh"
 #include "cuda/kernels/named_results.cuh"
 #include "cuda/launch/args_binding.hpp"
@@ -57,6 +59,12 @@ class NamedSums : public testing::Test {
       fill(tensors_[t], size_of(t), 0.5);
       // Twice as far apart as they need to be.
       gradients_[t].assign(2 * size_of(t), -7.0f);
+    }
+    // Each key once, in any order, so that sums are those without lists; the entry behind them names none.
+    for (int list = 0; list < kBatch * kHeadsKv * kQueries; ++list) {
+      const auto begin = lists_.insert(lists_.end(), kKeys + 1, -1);
+      std::iota(begin, lists_.end() - 1, 0);
+      std::shuffle(begin, lists_.end(), random_);
     }
     lse_.resize(kBatch * kHeads * kQueries);
     delta_.resize(lse_.size());
@@ -132,7 +140,7 @@ class NamedSums : public testing::Test {
   static tile::RowsView rows_of(Vector& x, int length, int heads) {
     return {reinterpret_cast<char*>(x.data()), int64_t{length} * heads * kDim, int64_t{heads} * kDim, kDim};
   }
-  cuda::BackwardArgs make_args() {
+  cuda::BackwardArgs make_args(bool by_lists = false) {
     cuda::BackwardArgs args;
     tile::AttentionParams& p = args.p;
     p.q = rows_of(q_, kQueries, kHeads);
@@ -161,6 +169,11 @@ class NamedSums : public testing::Test {
         to.gradient_stride[d] = 2 * stride;
         stride *= kShapes[t][d];
       }
+    }
+    if (by_lists) {
+      p.list_size = kKeys + 1;
+      p.keys = {lists_.data(), int64_t{kHeadsKv} * kQueries * p.list_size, int64_t{kQueries} * p.list_size,
+                p.list_size};
     }
     args.delta = delta_.data();
     args.rows = kQueries;
@@ -197,8 +210,8 @@ class NamedSums : public testing::Test {
     return results();
   }
   /// By the parameters that a plan makes, in a workspace with contents.
-  std::array<std::vector<float>, kTensors> in_integers() {
-    const cuda::BackwardArgs args = make_args();
+  std::array<std::vector<float>, kTensors> in_integers(bool by_lists = false) {
+    const cuda::BackwardArgs args = make_args(by_lists);
     cuda::BackwardLayout layout;
     for (size_t t = 0; t < kTensors; ++t) layout.named_elements += static_cast<int64_t>(size_of(t));
     layout.named_sums = 256;
@@ -213,10 +226,16 @@ class NamedSums : public testing::Test {
       launch(name, grid, threads,
              [&] { kernel(*reinterpret_cast<const cuda::NamedSumsArgs*>(bound.data())); });
     };
-    launch_bound("named_peaks", cuda::named_peaks_args, grid_of_pairs(args), cuda::kNamedGradientsThreads,
-                 cuda::named_sums<float>);
-    launch_bound("named_sums", cuda::named_sums_args, grid_of_pairs(args), cuda::kNamedGradientsThreads,
-                 cuda::named_sums<float>);
+    const Index grid_of_lists = {static_cast<unsigned>(cuda::named_list_sums_ctas(args)), 1, 1};
+    for (const auto& [name, binding] :
+         {std::pair{"named_peaks", &cuda::named_peaks_args}, {"named_sums", &cuda::named_sums_args}}) {
+      if (by_lists) {
+        launch_bound(name, *binding, grid_of_lists, cuda::kSimtThreads, cuda::named_list_sums<float>);
+      } else {
+        launch_bound(name, *binding, grid_of_pairs(args), cuda::kNamedGradientsThreads,
+                     cuda::named_sums<float>);
+      }
+    }
     const auto grid = cuda::named_elements_grid<cuda::Grid>(args);
     launch_bound("named_results", cuda::named_results_args,
                  {static_cast<unsigned>(grid.x), static_cast<unsigned>(grid.y), 1},
@@ -227,27 +246,32 @@ class NamedSums : public testing::Test {
   std::mt19937_64 random_{1};
   std::vector<float> q_, k_, v_, d_o_, lse_, delta_;
   std::array<std::vector<float>, kTensors> tensors_, gradients_;
+  std::vector<int32_t> lists_;
 };
 
 TEST_F(NamedSums, AreThoseOfFloat64) {
   const Sums exact = expected();
-  const auto got = in_integers();
-  for (size_t t = 0; t < kTensors; ++t) {
-    for (size_t i = 0; i < exact[t].size(); ++i) {
-      // A few roundings of float32 for each pair, and cancellation in dP - delta.
-      ASSERT_NEAR(got[t][i], exact[t][i].value, 1e-6 * exact[t][i].magnitude + 1e-7)
-          << "tensor " << t << ", element " << i;
+  for (const bool by_lists : {false, true}) {
+    const auto got = in_integers(by_lists);
+    for (size_t t = 0; t < kTensors; ++t) {
+      for (size_t i = 0; i < exact[t].size(); ++i) {
+        // A few roundings of float32 for each pair, and cancellation in dP - delta.
+        ASSERT_NEAR(got[t][i], exact[t][i].value, 1e-6 * exact[t][i].magnitude + 1e-7)
+            << "tensor " << t << ", element " << i << (by_lists ? ", lists" : "");
+      }
     }
   }
 }
 
 TEST_F(NamedSums, HaveTheSameBitsEachTime) {
-  const auto first = in_integers();
-  for (int i = 0; i < 6; ++i) {
-    const auto again = in_integers();
-    for (size_t t = 0; t < kTensors; ++t) {
-      ASSERT_EQ(std::memcmp(first[t].data(), again[t].data(), first[t].size() * sizeof(float)), 0)
-          << "tensor " << t;
+  for (const bool by_lists : {false, true}) {
+    const auto first = in_integers(by_lists);
+    for (int i = 0; i < 6; ++i) {
+      const auto again = in_integers(by_lists);
+      for (size_t t = 0; t < kTensors; ++t) {
+        ASSERT_EQ(std::memcmp(first[t].data(), again[t].data(), first[t].size() * sizeof(float)), 0)
+            << "tensor " << t << (by_lists ? ", lists" : "");
+      }
     }
   }
 }

@@ -179,6 +179,10 @@ CUresult launch_clusters(CUfunction function, unsigned grid_x, unsigned grid_y, 
     case cuda::KernelKind::kBackwardBf16x3:
     case cuda::KernelKind::kPostprocess:
     case cuda::KernelKind::kListZeros:
+    case cuda::KernelKind::kListCounts:
+    case cuda::KernelKind::kListOffsets:
+    case cuda::KernelKind::kListInverse:
+    case cuda::KernelKind::kListKeys:
     case cuda::KernelKind::kListGradients:
     case cuda::KernelKind::kDBias:
     case cuda::KernelKind::kDSink:

@@ -920,6 +920,48 @@ TEST(Schedule, TilesOfListsAreOfThoseWhoShareOne) {
   layout.point_into(workspace.data(), args);
   EXPECT_EQ(reinterpret_cast<char*>(args.key_sums), workspace.data() + layout.key_sums);
   EXPECT_EQ(args.dv_sums(3) - args.key_sums, 4096 * 2 * 64 + 3 * 32);
+  EXPECT_LT(layout.list_counts, 0);
+  EXPECT_TRUE(args.adds_named);
+}
+
+TEST(Schedule, QueriesOfKeysTakeWhatListsTakeAndAtMostAsMuchMore) {
+  Kernel kernel = kPlain64;
+  kernel.kind = KernelKind::kBackward;
+  kernel.writes_dq = true;
+  AttentionProblem p = problem(2, 500, 4096, 20, 4, 64);
+  add(p, Role::kKeys);
+  p.list_size = 640;
+  const auto layout_of = [&](std::array<int64_t, 4> strides) {
+    p.tensors[index_of(Role::kKeys)].stride = {strides[0], strides[1], strides[2], strides[3]};
+    return backward_layout(p, kernel, hopper(), 1, true);
+  };
+  const int64_t entries = int64_t{2} * 4 * 500 * 640;
+  const BackwardLayout own = layout_of({4 * 500 * 640, 500 * 640, 640, 1});
+  EXPECT_LT(own.key_sums, 0);
+  EXPECT_FALSE(own.args.adds_named);
+  EXPECT_EQ(own.args.inverse.keys, 2 * 4096 * 4);
+  EXPECT_EQ(own.args.inverse.chunks, 500 * 640 / 4096);
+  EXPECT_LE(own.args.inverse.words_to_clear(), entries + ListInverse::kWordsOfEnd);
+  EXPECT_LE(own.list_counts + own.args.inverse.words_to_clear() * 4, own.list_starts);
+  EXPECT_LE(own.list_starts + own.args.inverse.keys * 8, own.list_queries);
+  EXPECT_GE(own.workspace_size, own.list_queries + entries * 4);
+  std::vector<char> workspace(static_cast<size_t>(own.workspace_size));
+  BackwardArgs args = own.args;
+  own.point_into(workspace.data(), args);
+  EXPECT_EQ(args.key_sums, nullptr);
+  EXPECT_EQ(reinterpret_cast<char*>(args.inverse.counts), workspace.data() + own.list_counts + 16);
+
+  // One for all heads, and one for all queries.
+  EXPECT_EQ(layout_of({500 * 640, 0, 640, 1}).args.inverse.keys, 2 * 4096);
+  const BackwardLayout shared = layout_of({4 * 640, 640, 0, 1});
+  EXPECT_EQ(shared.args.inverse.chunks, 1);
+  EXPECT_LT(shared.workspace_size, own.list_queries);
+
+  p.seqlen_q = 1 << 20;
+  p.list_size = 2047;
+  EXPECT_TRUE(can_invert_lists(p));
+  p.list_size = 2048;
+  EXPECT_FALSE(can_invert_lists(p));
 }
 
 TEST(Schedule, PartsOfABackwardDoNotMeet) {

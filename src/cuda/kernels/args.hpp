@@ -119,6 +119,27 @@ constexpr tile::QueryTiles query_tiles(const ForwardArgs& args, int tile_m, bool
   return tiles;
 }
 
+/// Lists of the queries that name a key, made from the lists of keys (list_inverse.cuh). A key is a row of k of a key head, or of
+/// all key heads where they share their lists.
+struct ListInverse {
+  unsigned long long* end = nullptr;  ///< of the segments given out; 0 at first, as `counts`, which follow
+  int32_t* counts =
+      nullptr;  ///< (chunks, keys): at last where the queries of a chunk end in the segment of a key
+  int64_t* starts = nullptr;   ///< (keys): of segments
+  int32_t* queries = nullptr;  ///< one for each entry
+  int64_t keys = 0;
+  int chunks = 0, heads = 1;
+
+  /// Words of `end`, so that `counts` begin at a multiple of 16 bytes.
+  static constexpr int kWordsOfEnd = 4;
+
+  /// `row_k`: of all sequences.
+  constexpr int64_t row(int64_t row_k, int head) const { return row_k * heads + head; }
+  constexpr int64_t words_to_clear() const { return chunks > 0 ? kWordsOfEnd + chunks * keys : 0; }
+  /// Entries that name the key, once the queries are written.
+  constexpr int count_of(int64_t key) const { return counts[(chunks - 1) * keys + key]; }
+};
+
 /// The backward is three launches: bwd_preprocess (delta, and zeros where sums are accumulated), the main kernel
 /// over key blocks, bwd_postprocess (dq from its float32 sums; the unused rows of dq). dbias and dsink have
 /// kernels of their own.
@@ -141,6 +162,8 @@ struct BackwardArgs {
   float* key_sums = nullptr;
   int64_t key_rows = 0;
   int dk_columns = 0, dv_columns = 0;
+  ListInverse inverse;      ///< in their place where dk and dv are to have the same bits each time
+  bool adds_named = false;  ///< whether the main kernel for lists adds to the gradients of named tensors
   /// q, k, v and d_o of float32 as bf16x3, as in ForwardArgs, for a main kernel that multiplies these, with zeros for rows of
   /// q and d_o that take no part; whether a row of dk or dv is not finite, which bwd_postprocess_exact then looks for: 0 at
   /// first.
@@ -168,10 +191,13 @@ struct BackwardArgs {
   static constexpr int kSemaphoreRows = 32, kSemaphoreColumns = 32;
 
   constexpr int semaphore_columns() const { return dq_columns / kSemaphoreColumns; }
+  /// Rows of k of the sequences before.
+  constexpr int64_t key_rows_before(const tile::SequenceSpan& span, int batch) const {
+    return p.cu_seqlens_k != nullptr ? span.row_k : int64_t{batch} * p.seqlen_k;
+  }
   /// The row of `key_sums` of key j.
   constexpr int64_t key_row(const tile::SequenceSpan& span, int batch, int head_kv, int j) const {
-    const int64_t before = p.cu_seqlens_k != nullptr ? span.row_k : int64_t{batch} * p.seqlen_k;
-    return (before + j) * p.heads_kv + head_kv;
+    return (key_rows_before(span, batch) + j) * p.heads_kv + head_kv;
   }
   constexpr float* dk_sums(int64_t row) const { return key_sums + row * dk_columns; }
   constexpr float* dv_sums(int64_t row) const { return key_sums + key_rows * dk_columns + row * dv_columns; }

@@ -2,8 +2,9 @@
 //
 // A CTA owns the rows of a tile and a slice of kColumns columns of dQ, dK and dV. It finishes its columns of dQ, and adds
 // what its rows give to the keys of their list to float32 sums of dK and dV in global memory (BackwardArgs::key_sums): in any
-// order, so that the last bits differ from run to run. list_gradients makes dK and dV of them. Wider heads take several CTAs,
-// each of which computes the same weights; the first also adds to the gradients of named tensors.
+// order, so that the last bits differ from run to run. list_gradients makes dK and dV of them. Where the same bits are asked for
+// there are no such sums: bwd_list_keys computes dK and dV. Wider heads take several CTAs, each of which computes the same
+// weights; the first also adds to the gradients of named tensors (adds_named).
 //
 // Grid     bwd_lists_ctas(args).
 // Block    kSimtThreads threads.
@@ -12,9 +13,12 @@
 //          B: 32 rows of K; P and dS once more, the rows of an entry side by side.
 // Reads    p.lse and, from bwd_preprocess, args.delta; from list_zeros, zeros in key_sums.
 //
+// named_list_sums is the part of it that adds to the gradients of named tensors, in integers (named_gradients.cuh).
+//
 // NaN and Inf must not reach gradients that they do not belong to: weights of 0 are not multiplied.
 #pragma once
 
+#include "cuda/kernels/named_sums_args.hpp"
 #include "cuda/kernels/simt_lists.cuh"
 #include "cuda/ptx/red.cuh"
 #include "cuda/warp/gradient.cuh"
@@ -31,8 +35,14 @@ constexpr int64_t bwd_lists_ctas(const BackwardArgs& args) {
   return list_tiles(args.p) * bwd_list_slices(args.p) * args.p.heads_kv * args.p.batch;
 }
 
-template <class T>
+constexpr int64_t named_list_sums_ctas(const BackwardArgs& args) {
+  return list_tiles(args.p) * args.p.heads_kv * args.p.batch;
+}
+
+/// `Add`: how it adds to the gradients of named tensors. With AddFixed it does nothing else.
+template <class T, class Add = AddInAnyOrder>
 struct BwdLists {
+  static constexpr bool kNamedAlone = std::is_same_v<Add, AddFixed>;
   static constexpr int kColumns = kBwdListColumns;
   using Tile = SimtTile<kSimtThreads, kColumns, true>;
   using Pairs = typename Tile::Pairs;
@@ -58,8 +68,9 @@ struct BwdLists {
   Shared& s;
   const tile::SequenceSpan& span;
   const int &batch, &head, &slice, &row0;  // head: of keys
+  const Add& add_named;
 
-  __device__ __forceinline__ BwdLists(const BackwardArgs& a, Shared& shared)
+  __device__ __forceinline__ BwdLists(const BackwardArgs& a, Shared& shared, const Add& add_to_named)
       : args(a),
         p(a.p),
         s(shared),
@@ -67,7 +78,8 @@ struct BwdLists {
         batch(shared.batch),
         head(shared.head),
         slice(shared.slice),
-        row0(shared.row0) {}
+        row0(shared.row0),
+        add_named(add_to_named) {}
 
   __device__ __forceinline__ int rows_used() const { return span.used_q * p.group; }
   __device__ __forceinline__ int rows_end() const { return min(end_list_row(p, row0), rows_used()); }
@@ -76,7 +88,7 @@ struct BwdLists {
 
   __device__ __forceinline__ void run() {
     const auto tiles = static_cast<int>(list_tiles(p));
-    const int slices = bwd_list_slices(p);
+    const int slices = kNamedAlone ? 1 : bwd_list_slices(p);
     int64_t index = blockIdx.x;
     const int slice_of = static_cast<int>(index % slices);
     index /= slices;
@@ -91,7 +103,7 @@ struct BwdLists {
       s.span = tile::sequence_span(p, s.batch);
     }
     __syncthreads();  // where the CTA works is known
-    clear_unused(tile, tiles);
+    if constexpr (!kNamedAlone) clear_unused(tile, tiles);
     if (row0 < rows_used()) attend();
   }
 
@@ -99,8 +111,10 @@ struct BwdLists {
     if (static_cast<int>(threadIdx.x) < kRows) set_row(static_cast<int>(threadIdx.x));
     __syncthreads();  // what the rows need is complete
     RowColumns q, d_o;
-    load_columns(p.q.data, s.query, p.head_dim, q);
-    load_columns(p.d_o.data, s.d_o, p.head_dim_v, d_o);
+    if (adds_to_keys()) {
+      load_columns(p.q.data, s.query, p.head_dim, q);
+      load_columns(p.d_o.data, s.d_o, p.head_dim_v, d_o);
+    }
     const int first_query = query_of(row0), last_query = query_of(rows_end() - 1);
     Output out;
     Tile::clear(out);
@@ -109,7 +123,10 @@ struct BwdLists {
       name_keys<Tile>(p, s, batch, head, first_query, last_query, first);
       add(q, d_o, out);
     }
-    finish(out);
+    if constexpr (!kNamedAlone) finish(out);
+  }
+  __device__ __forceinline__ bool adds_to_keys() const {
+    return !kNamedAlone && args.key_sums != nullptr;
   }
 
   /// What a row needs. Those that take no part have weights exp(-inf) = 0.
@@ -169,13 +186,17 @@ struct BwdLists {
     __syncthreads();  // dot products are complete
     weigh();
     product(rows_of(p.d_o, 0, 0, 0, p.head_dim_v, (p.aligned16 & tile::kAlignedDO) != 0), s.d_o, v, ds);
-    const bool finite = load_b(0);
+    const bool finite = kNamedAlone || load_b(0);
     differentiate(dots, ds);
+    if constexpr (kNamedAlone) {
+      __syncthreads();  // the keys are no longer read
+      return;
+    }
     __syncthreads();  // X, Y are no longer read
     Tile::write_pairs(s, ds);
     const bool careful = __syncthreads_or(!finite);  // W, dS and the first half of B are complete
     Tile::accumulate(s, 0, careful, out);
-    add_to_keys(q, d_o);
+    if (adds_to_keys()) add_to_keys(q, d_o);
     __syncthreads();  // B is no longer read
     const bool finite_too = load_b(kHalf);
     const bool careful_too = __syncthreads_or(!finite_too);  // its second half has arrived
@@ -237,8 +258,8 @@ struct BwdLists {
       const float d_weight = s.weight[e * kRows + r] == 0 ? 0.0f : ds[0][c] * p.dropout_keep_scale;
       float d_score = weight == 0 ? 0.0f : weight * (d_weight - s.delta[r]);
       if (d_score != 0 && j >= 0) {
-        if (ScoreOf<T>::kHasGradients && slice == 0)
-          scores.add_gradients(dots[0][c], j, d_score, AddInAnyOrder{});
+        if (ScoreOf<T>::kHasGradients && slice == 0 && (kNamedAlone || args.adds_named))
+          scores.add_gradients(dots[0][c], j, d_score, add_named);
         if (has_slope) d_score *= scores.slope(dots[0][c], j);
       }
       place = ds[0][c] = d_score;
@@ -311,7 +332,17 @@ template <class T>
 __global__ void __launch_bounds__(kSimtThreads, BwdLists<T>::kMinCtas)
     bwd_lists(const __grid_constant__ BackwardArgs args) {
   __shared__ typename BwdLists<T>::Shared shared;
-  BwdLists<T>(args, shared).run();
+  const AddInAnyOrder add;
+  BwdLists<T>(args, shared, add).run();
+}
+
+template <class T>
+__global__ void __launch_bounds__(kSimtThreads, BwdLists<T>::kMinCtas)
+    named_list_sums(const __grid_constant__ NamedSumsArgs args) {
+  using Sums = BwdLists<T, AddFixed>;
+  __shared__ typename Sums::Shared shared;
+  const AddFixed add{args.peaks, args.sums, args.format, args.adds};
+  Sums(args.b, shared, add).run();
 }
 
 }  // namespace fovea::cuda

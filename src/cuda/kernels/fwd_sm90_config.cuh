@@ -101,6 +101,8 @@ struct FwdSm90Config {
   constexpr int work_tiles_at() const { return barriers_at() + (barriers() * 8 + 15) / 16 * 16; }
   /// Whether planners look at a tile before its Q has a place: where an expression says what it sees, which takes time.
   constexpr bool plans_ahead() const { return expression; }
+  /// Whether blocks of keys that an expression hides are passed over.
+  constexpr bool seen_blocks() const { return expression; }
   /// Of a consumer: the one that it ends, the next, whose Q has a place, and with plans_ahead() the one behind that.
   constexpr int work_tiles() const { return plans_ahead() ? 4 : 2; }
   constexpr int next_at() const { return work_tiles_at() + work_tiles() * consumers * work_tile_bytes(); }

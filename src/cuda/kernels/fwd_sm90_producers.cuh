@@ -270,7 +270,7 @@ __device__ __forceinline__ void fwd_sm90_plan(const TmaForwardArgs& args, const 
           tile.load_begin = loads.begin;
           tile.load_end = loads.end;
           tile.last = 0;
-          if constexpr (Expression::kHasSees) {
+          if constexpr (Expression::kHasSees && Memory::kConfig.seen_blocks()) {
             tile.blocks.full_begin = blocks.full_begin;
             tile.blocks.full_end = blocks.full_end;
             const TileBlocks<Memory::kConfig.row_groups()> all(f, work.batch, work.head, first_row);

@@ -9,6 +9,7 @@
 #include <type_traits>
 
 #include "cuda/kernels/fwd_sm90_config.cuh"
+#include "cuda/kernels/fwd_sm90_pairs.cuh"
 #include "cuda/kernels/fwd_sm90_softmax.cuh"
 #include "cuda/kernels/fwd_sm90_softmax_e4m3.cuh"
 #include "cuda/kernels/fwd_sm90_warpgroup.cuh"
@@ -83,15 +84,11 @@ struct FwdSm90Scores {
   };
 
   /// The expression's share of this lane's two rows.
-  struct PairTerms {
-    Expression::Head head;
-    Expression::Query query[2];
+  struct PairTerms : LaneQueries {
     const uint32_t* seen;  ///< the lane's pairs of block 0 (tile::SeenBlocksView), or null
   };
-  /// Heads of a group are not packed into a tile that has an expression: its rows are of one head.
   __device__ __forceinline__ PairTerms pair_terms() const {
-    const Expression::Head head = expression_head(args.f.p, work->span, work->batch, work->head);
-    const int row = work->first_row + 16 * warp_index() + lane_index() / 4;
+    const LaneQueries queries = lane_queries(args.f, *work);
     const tile::SeenBlocksView& seen = args.f.seen;
     const uint32_t* pairs = nullptr;
     if (Expression::kHasSees && seen.pairs != nullptr) {
@@ -99,10 +96,7 @@ struct FwdSm90Scores {
       pairs = seen.pairs + seen.pairs_offset(work->batch, work->head, work->first_row / tile::kSeenQueries) +
               warp_index() * seen.words_of_rows() + lane_index();
     }
-    return {head,
-            {Expression::Query(head, query_in_use(work->span, row)),
-             Expression::Query(head, query_in_use(work->span, row + 8))},
-            pairs};
+    return {queries, pairs};
   }
   __device__ __forceinline__ void begin_alibi() {
     const tile::AttentionParams& p = args.f.p;
@@ -122,24 +116,8 @@ struct FwdSm90Scores {
 
   // --- from Q K^T to scores ---
 
-  /// The key of score i of the lane, and of i + 2. Keys behind the last one get that, so that every tensor has their
-  /// elements: the window takes them out.
   __device__ __forceinline__ Expression::Key key_of(int i, int n, const PairTerms& terms) const {
-    const int k = n * kTileN + 2 * (lane_index() % 4) + i / 4 * 8 + i % 2;
-    return Expression::Key(terms.head, Expression::kReadsByKey ? max(min(k, work->span.used_k - 1), 0) : k);
-  }
-  /// From Q K^T to what the expression makes of it.
-  __device__ __forceinline__ void apply_expression(AccS& acc_s, int n, const PairTerms& terms) const {
-    const float scale = args.f.p.scale;
-#pragma unroll
-    for (int i = 0; i < kTileN / 2; i += (i % 2 == 0 ? 1 : 3)) {
-      const Expression::Key key = key_of(i, n, terms);
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        float& s = acc_s[i + 2 * half];
-        s = Expression::score(terms.head, terms.query[half], key, s * scale);
-      }
-    }
+    return lane_key(*work, terms.head, n * kTileN, i);
   }
   /// The same with elements of a tensor of pairs that have been copied: this block's before those of the next one.
   __device__ __forceinline__ void apply_with_pairs(AccS& acc_s, int n, const PairTerms& terms) const {
@@ -213,15 +191,7 @@ struct FwdSm90Scores {
 
   /// Which weights of block n dropout keeps.
   __device__ __forceinline__ void find_kept(Kept& kept, int n) const {
-    const uint32_t head = tile::dropout_head(args.f.p, work->batch, work->head);
-    const uint32_t row = tile::Dropout::row_of_cell(
-        static_cast<uint32_t>(work->first_row + 16 * warp_index() + lane_index() / 4));
-    const int column = n * kTileN / 4 + lane_index() % 4;
-    kept.template set<(kTileN > 64 ? 2 : 4)>([&](int step, uint32_t(&of_step)[4]) {
-      const tile::PhiloxWords cell = dropout.cell(head, row, static_cast<uint32_t>(column + 4 * step));
-#pragma unroll
-      for (size_t r = 0; r < 4; ++r) of_step[r] = dropout.kept(cell[r]);
-    });
+    find_kept_weights<(kTileN > 64 ? 2 : 4)>(kept, dropout, args.f, *work, n * kTileN);
   }
   /// ALiBi of block n. Where its keys lie on one side of all rows, what the distances of a lane have in common is left to the
   /// exponents: an instruction an element for two.
@@ -254,7 +224,7 @@ struct FwdSm90Scores {
     if constexpr (kConfig.stages_pairs()) {
       apply_with_pairs(acc_s, n, terms);
     } else if constexpr (Expression::kHasScore) {
-      apply_expression(acc_s, n, terms);
+      apply_expression(acc_s, args.f, *work, terms, n * kTileN);
     }
     if constexpr (Expression::kHasSees)
       if (block.expression_cuts) block.seen.keep(acc_s, -INFINITY);

@@ -15,7 +15,8 @@
 // Files
 //   fwd_sm90_wide_config.cuh     configuration, shared memory
 //   fwd_sm90_wide_producers.cuh  the threads that load K and V; fwd_sm90_producers.cuh plans tiles and loads Q
-//   fwd_sm90_wide_consumer.cuh   Q K^T, softmax, P V
+//   fwd_sm90_wide_consumer.cuh   Q K^T, softmax, P V; fwd_sm90_wide_rows.cuh what it shares with fwd_sm90_latent
+//   fwd_sm90_pairs.cuh           expressions and dropout, by a lane's pairs
 //   fwd_sm90_epilogue.cuh        O and lse
 // Shared memory: Q, one block of 64 keys of K and of V, P of each consumer. All in strips of 64 columns: rows of 128 bytes,
 //   swizzled as TMA's and wgmma's 128-byte mode. K comes and goes in pieces of 128 columns, so that the next block's
@@ -64,6 +65,7 @@ __global__ void __cluster_dims__(Instance::kConfig.cluster, 1, 1)
   const int thread = static_cast<int>(threadIdx.x), lane = thread % 32;
   const int warpgroup = __shfl_sync(0xffffffffu, thread / 128, 0);  // a shuffle marks it warp-uniform
   if (thread == 0) memory.init_barriers();
+  if constexpr (kConfig.dropout) write_rng_state(args.f.p);
   ptx::cluster_barrier();  // the barriers are ready in all CTAs
 
   if (warpgroup == 0) {

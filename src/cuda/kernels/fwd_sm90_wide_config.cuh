@@ -19,6 +19,8 @@ struct FwdSm90WideConfig {
   /// One alone would read K and V of L2 at 1 byte for 64 FLOP: 5.5 TB/s at 350 TFLOP/s.
   int cluster = 2;
   bool values_in_keys = false;  ///< V is the first head_dim_v columns of K, which has a strip more
+  bool expression = false;      ///< compiled for warp/expression.cuh, which is asked of every pair
+  bool dropout = false;
 
   static constexpr int kRows = 64, kConsumers = 2;
   /// Keys of a block: S and P of 64 fit beside the 128 registers of O.
@@ -31,11 +33,12 @@ struct FwdSm90WideConfig {
   static constexpr int kStripBytes = tile_n * kRowBytes;  ///< of K or V; 64 rows of Q and P as well
   static constexpr int kPieceStrips = 2;                  ///< what one barrier of K stands for
   static constexpr int kMostShared = FwdSm90Config::kMostShared;
-  static constexpr int work_tile_bytes() { return 96; }  ///< of FwdSm90WorkTile
+  constexpr int work_tile_bytes() const { return expression ? 112 : 96; }  ///< of FwdSm90WorkTile
   // Of the pieces shared with fwd_sm90.
-  static constexpr bool dropout = false, row_sum_in_mma = false, e4m3 = false, expression = false;
+  static constexpr bool row_sum_in_mma = false, e4m3 = false;
   static constexpr int row_groups() { return 1; }
   static constexpr bool plans_ahead() { return false; }
+  static constexpr bool seen_blocks() { return false; }
   constexpr int columns_o() const { return head_dim_v / kConsumers; }
   static constexpr int planners() { return 1; }
   /// Threads that take tiles: the planner, and those that load K and each half of V, or K as all of these.

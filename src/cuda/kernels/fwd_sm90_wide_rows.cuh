@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "cuda/kernels/fwd_sm90_epilogue.cuh"
+#include "cuda/kernels/fwd_sm90_pairs.cuh"
 #include "cuda/kernels/fwd_sm90_softmax.cuh"
 #include "cuda/kernels/fwd_sm90_warpgroup.cuh"
 #include "cuda/ptx/cluster.cuh"
@@ -35,6 +36,7 @@ struct FwdSm90WideRows {
   static constexpr int kTileN = kConfig.tile_n, kRowBytes = kConfig.kRowBytes;
   static constexpr int kColumnsO = kConfig.columns_o(), kStepsPv = kTileN / 16;
   static constexpr uint32_t kWholeWarp = 0xffffffffu;
+  static_assert(kConfig.expression == (Expression::kHasScore || Expression::kHasSees));
 
   using AccS = float[kTileN / 2];
   using Rows = FwdSm90Rows<Element, kTileN, true, 1>;
@@ -53,6 +55,7 @@ struct FwdSm90WideRows {
   Rows rows;
   const FwdSm90WorkTile* work = nullptr;  ///< in shared memory
   uint32_t blocks_before = 0;             ///< of earlier tiles
+  tile::Dropout dropout;
 
   __device__ __forceinline__ FwdSm90WideRows(const TmaForwardArgs& args_, const Memory& memory_, int c_,
                                              int lane_)
@@ -61,7 +64,8 @@ struct FwdSm90WideRows {
         c(c_),
         lane(lane_),
         base16(uniform(static_cast<int>(tile::wgmma_start_step(memory_.base)))),
-        rows(args_.scale_log2) {}
+        rows(args_.scale_log2),
+        dropout(kConfig.dropout ? uniform_dropout(args_.f.p) : tile::Dropout()) {}
 
   /// Takes tiles until the planner says that there are no more.
   __device__ __forceinline__ void run() {
@@ -177,11 +181,32 @@ struct FwdSm90WideRows {
       clear_weights();
       return false;
     }
+    if constexpr (kConfig.expression) apply_terms(acc_s, n * kTileN);
     if (blocks.need_mask(n)) mask_window(acc_s, args.f, *work, n * kTileN);
     const bool raised = rows.raise(acc_s);
     rows.weigh(acc_s);
     rows.pack_weights(acc_s, weights);
+    if constexpr (kConfig.dropout) drop(n * kTileN);
     return raised;
+  }
+  /// From Q K^T to what the expression makes of it.
+  __device__ __forceinline__ void apply_terms(AccS& acc_s, int first_key) const {
+    const LaneQueries queries = lane_queries(args.f, *work);
+    if constexpr (Expression::kHasScore) apply_expression(acc_s, args.f, *work, queries, first_key);
+    if constexpr (Expression::kHasSees) {
+#pragma unroll
+      for (int i = 0; i < kTileN / 2; ++i) {
+        if (!Expression::sees(queries.head, queries.query[i / 2 % 2],
+                              lane_key(*work, queries.head, first_key, i & ~2)))
+          acc_s[i] = -INFINITY;
+      }
+    }
+  }
+  /// Weights that dropout leaves out become 0: they are in the sums.
+  __device__ __forceinline__ void drop(int first_key) {
+    KeptWeights<kStepsPv> kept;
+    find_kept_weights<1>(kept, dropout, args.f, *work, first_key);
+    kept.keep(weights[0]);
   }
 
   /// Whether the warp's rows of the tile do not exist: of 16 query heads three warps have none. Weights of zero cost the tensor cores less of

@@ -60,7 +60,11 @@ enum class KernelKind : uint8_t {
   kBackwardDv,          ///< backward: dv, behind a kBackward that is dk_alone
   kBackwardDq,          ///< backward: dq likewise
   kPostprocess,         ///< backward: dq from its sums
-  kListZeros,           ///< backward: clears the sums of dk and dv, where queries have lists
+  kListZeros,           ///< backward: clears the sums of dk and dv, or counters, where queries have lists
+  kListCounts,          ///< backward: how many entries of lists name each key
+  kListOffsets,         ///< backward: where the queries of each key begin, behind kListCounts
+  kListInverse,         ///< backward: the queries that name each key, behind kListOffsets
+  kListKeys,            ///< backward: dk and dv over these
   kListGradients,       ///< backward: dk and dv from their sums, where queries have lists
   kDBias,               ///< backward: dbias
   kDSink,               ///< backward: dsink

@@ -147,10 +147,16 @@ std::string keys_clause(const Kernel& k, const KernelRequest& r) {
          std::to_string(r.problem.seqlen_k);
 }
 
+bool computes_scores(const Kernel& k) {
+  return k.kind == KernelKind::kForward || k.kind == KernelKind::kBackward ||
+         k.kind == KernelKind::kListKeys || k.kind == KernelKind::kDBias ||
+         k.kind == KernelKind::kNamedGradients || k.kind == KernelKind::kNamedPeaks ||
+         k.kind == KernelKind::kNamedSums;
+}
+
 /// Kernels for lists walk over lists alone.
 std::string lists_clause(const Kernel& k, const KernelRequest& r) {
-  const bool main = k.kind == KernelKind::kForward || k.kind == KernelKind::kBackward;
-  if (!main || (k.terms & kTermLists) == 0) return "";
+  if (!computes_scores(k) || (k.terms & kTermLists) == 0) return "";
   if (!r.problem.has(Role::kKeys)) return "is for lists of keys";
   // Rows are 32-bit in kernels, and step by the size of a group.
   constexpr int64_t kMostRows = int64_t{1} << 30;
@@ -404,11 +410,8 @@ uint32_t terms_of(const AttentionProblem& p) {
 }
 
 uint32_t terms_known_by(const Kernel& k) {
-  const bool computes_scores = k.kind == KernelKind::kForward || k.kind == KernelKind::kBackward ||
-                               k.kind == KernelKind::kDBias || k.kind == KernelKind::kNamedGradients ||
-                               k.kind == KernelKind::kNamedPeaks || k.kind == KernelKind::kNamedSums;
   const bool general = k.source.text != nullptr && (k.terms & kAllTerms) == kAllTerms;
-  if (!computes_scores)
+  if (!computes_scores(k))
     return k.terms | kTermExpressions | kTermLists | kTermCache | kTermPages | kTermKeysOf8Bits |
            kTermQueriesOf8Bits | kTermQueriesOfValues | kTermEarlier;
   const bool by_lists = (k.terms & kTermLists) != 0;

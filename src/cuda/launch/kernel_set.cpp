@@ -134,7 +134,7 @@ class Collector {
                                    [](const NamedTensor& t) { return occupies_memory(t.gradient); });
     const bool adds = adds_to_named(p()), same_bits = adds && asked_.deterministic;
     if (named && !same_bits) add(set_.before, KernelKind::kNamedZeros);
-    if (p().has(Role::kKeys)) add(set_.before, KernelKind::kListZeros);
+    collect_before_lists();
     if (set_.main->bf16x3) add(set_.before, KernelKind::kBackwardBf16x3);
     if (walks_over_seen_blocks()) add(set_.before, KernelKind::kBackwardSeenBlocks);
     if (set_.main->dk_alone) {
@@ -142,20 +142,30 @@ class Collector {
       add(set_.after, KernelKind::kBackwardDq);
     }
     if (!set_.main->writes_dq) add(set_.after, KernelKind::kPostprocess);
-    if (p().has(Role::kKeys)) add(set_.after, KernelKind::kListGradients);
+    if (p().has(Role::kKeys))
+      add(set_.after, asked_.deterministic ? KernelKind::kListKeys : KernelKind::kListGradients);
     if (occupies_memory(p()[Role::kDBias])) {
       set_.main_adds_dbias = can_add_dbias(*set_.main, p(), asked_.deterministic);
       if (!set_.main_adds_dbias) add(set_.after, KernelKind::kDBias);
     }
     if (p().has(Role::kDSink)) add(set_.after, KernelKind::kDSink);
-    // Main kernels for lists look at each pair once, and add to the gradients themselves.
     if (same_bits) {
       for (const KernelKind kind :
            {KernelKind::kNamedPeaks, KernelKind::kNamedSums, KernelKind::kNamedResults})
         add(set_.after, kind);
-    } else if (adds && !p().has(Role::kKeys)) {
+    } else if (adds &&
+               !p().has(Role::kKeys)) {  // the main kernel for lists looks at each pair once, and adds itself
       add(set_.after, KernelKind::kNamedGradients);
     }
+  }
+
+  void collect_before_lists() {
+    if (!p().has(Role::kKeys)) return;
+    add(set_.before, KernelKind::kListZeros);
+    if (!asked_.deterministic) return;
+    for (const KernelKind kind :
+         {KernelKind::kListCounts, KernelKind::kListOffsets, KernelKind::kListInverse})
+      add(set_.before, kind);
   }
 
   Family family_;
@@ -172,7 +182,8 @@ const std::string& KernelSet::text_of(const Kernel& kernel) const {
   switch (kernel.kind) {
     case KernelKind::kForward:
     case KernelKind::kBackward:
-      return kernel.seen_blocks ? main_text : user_text;
+    case KernelKind::kListKeys:
+      return kernel.family == Family::kSm90 ? main_text : user_text;
     case KernelKind::kSeenBlocks:
     case KernelKind::kBackwardSeenBlocks:
       return main_text;
@@ -209,8 +220,9 @@ AttentionProblem with_a_sequence(const AttentionProblem& problem) {
 
 std::string never_because(const AttentionProblem& problem, bool deterministic) {
   if (!deterministic || problem.pass == Pass::kForward) return "";
-  if (problem.has(Role::kKeys))
-    return "adds up gradients of the keys that lists name in any order, not the same bits each time";
+  if (problem.has(Role::kKeys) && !can_invert_lists(problem))
+    return "adds up gradients of keys that 2^31 or more entries of a head's lists name in any order, not the "
+           "same bits each time";
   if (adds_to_named(problem) && log2_of_named_count(problem) > tile::FixedSum::kMostLog2Count) {
     return "adds up more than 2^" + std::to_string(tile::FixedSum::kMostLog2Count) +
            " numbers to a gradient of a named tensor in any order, not the same bits each time";

@@ -86,6 +86,14 @@ const char* name_of(KernelKind kind) {
       return "backward (postprocess)";
     case KernelKind::kListZeros:
       return "backward (zeros for keys in lists)";
+    case KernelKind::kListCounts:
+      return "backward (counts of keys in lists)";
+    case KernelKind::kListOffsets:
+      return "backward (offsets of keys in lists)";
+    case KernelKind::kListInverse:
+      return "backward (queries of keys in lists)";
+    case KernelKind::kListKeys:
+      return "backward (dk and dv over queries of keys)";
     case KernelKind::kListGradients:
       return "backward (gradients of keys in lists)";
     case KernelKind::kDBias:

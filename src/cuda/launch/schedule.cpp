@@ -68,12 +68,16 @@ bool adds_to_named(const AttentionProblem& p) {
 int log2_of_named_count(const AttentionProblem& p) {
   int64_t count =
       saturating_product(p.packed ? p.total_q : saturating_product(p.batch, p.seqlen_q), p.heads_q);
-  count = saturating_product(count, p.seqlen_k);
+  count = saturating_product(count, p.has(Role::kKeys) ? p.list_size : p.seqlen_k);
   int64_t places = 0;  // of a pair
   if (p.expressions && p.expressions->score)
     expr::for_each_element(*p.expressions->score, [&](const expr::Graph&, const expr::Node&) { ++places; });
   count = saturating_product(count, places);
   return count > 1 ? static_cast<int>(std::bit_width(static_cast<uint64_t>(count - 1))) : 0;
+}
+
+bool can_invert_lists(const AttentionProblem& p) {
+  return saturating_product(p.seqlen_q, p.list_size) < int64_t{1} << 31;
 }
 
 int64_t Parts::take(int64_t count, int64_t element_bytes) {
@@ -423,6 +427,44 @@ ForwardLayout forward_layout(const AttentionProblem& p, const Kernel& kernel, co
   return layout;
 }
 
+namespace {
+
+int64_t rows_of_keys(const AttentionProblem& p) {
+  return p.packed ? p.total_k : saturating_product(p.batch, p.seqlen_k);
+}
+
+/// Memory for float32 sums of dk and dv.
+void take_key_sums(const AttentionProblem& p, Parts& parts, BackwardLayout& layout) {
+  BackwardArgs& args = layout.args;
+  constexpr int64_t kFour = 4;  // columns are added to, and cleared, by fours
+  args.dk_columns = static_cast<int>(ceil_div(p.head_dim, kFour) * kFour);
+  args.dv_columns = static_cast<int>(ceil_div(p.head_dim_v, kFour) * kFour);
+  args.key_rows = saturating_product(rows_of_keys(p), p.heads_kv);
+  layout.key_sums = parts.take(args.key_rows, int64_t{args.dk_columns + args.dv_columns} * 4);
+}
+
+/// Memory for the queries that name each key: of what the lists take, and at most as much once more.
+void take_list_inverse(const AttentionProblem& p, const DeviceProperties& device, Parts& parts,
+                       BackwardLayout& layout) {
+  constexpr int64_t kWarpsOfSm = 32;  // enough for the latency of atomic operations
+  ListInverse& inverse = layout.args.inverse;
+  inverse.heads = p[Role::kKeys].stride[1] == 0 ? 1 : static_cast<int>(p.heads_kv);
+  inverse.keys = saturating_product(rows_of_keys(p), inverse.heads);
+  const bool shared = !has_lists_of_its_own(p);
+  const int64_t lists = shared ? 1 : p.seqlen_q;
+  const int64_t filling =
+      ceil_div(kWarpsOfSm * device.sm_count, std::max<int64_t>(1, p.batch * inverse.heads));
+  const int64_t fitting = lists * p.list_size / std::max<int64_t>(1, p.seqlen_k);
+  inverse.chunks =
+      static_cast<int>(std::clamp<int64_t>(std::min({filling, fitting, lists}), 1, int64_t{1} << 15));
+  layout.list_counts = parts.take(ceil_div(inverse.words_to_clear(), 4), 16);
+  layout.list_starts = parts.take(inverse.keys, 8);
+  const int64_t rows = !shared && p.packed ? p.total_q : saturating_product(p.batch, lists);
+  layout.list_queries = parts.take(saturating_product(rows, inverse.heads), p.list_size * 4);
+}
+
+}  // namespace
+
 BackwardLayout backward_layout(const AttentionProblem& p, const Kernel& kernel,
                                const DeviceProperties& device, int ctas_per_sm, bool deterministic) {
   BackwardLayout layout;
@@ -474,12 +516,7 @@ BackwardLayout backward_layout(const AttentionProblem& p, const Kernel& kernel,
         parts.take(1 + all_rows / BackwardArgs::kSemaphoreRows, args.semaphore_columns() * 4);
   if (kernel.persistent && !kernel.chain) layout.tile_counter = parts.take(1, 4);
   if (p.has(Role::kKeys)) {
-    constexpr int64_t kFour = 4;  // columns are added to, and cleared, by fours
-    args.dk_columns = static_cast<int>(ceil_div(p.head_dim, kFour) * kFour);
-    args.dv_columns = static_cast<int>(ceil_div(p.head_dim_v, kFour) * kFour);
-    args.key_rows =
-        saturating_product(p.packed ? p.total_k : saturating_product(p.batch, p.seqlen_k), p.heads_kv);
-    layout.key_sums = parts.take(args.key_rows, int64_t{args.dk_columns + args.dv_columns} * 4);
+    deterministic ? take_list_inverse(p, device, parts, layout) : take_key_sums(p, parts, layout);
   }
   if (kernel.bf16x3) {
     args.bf16x3_columns = kernel.head_dim;
@@ -494,7 +531,8 @@ BackwardLayout backward_layout(const AttentionProblem& p, const Kernel& kernel,
     args.seen = seen_blocks_of(p, p.heads_kv, p.seqlen_k, kernel.tile_n, p.seqlen_q, kernel.tile_m);
     take_seen_blocks(p, args.seen, parts, layout.seen);
   }
-  if (deterministic && !p.has(Role::kKeys) && adds_to_named(p)) {
+  args.adds_named = !deterministic;
+  if (deterministic && adds_to_named(p)) {
     for (const NamedTensor& named : p.named) layout.named_elements += elements_of(named.gradient);
     layout.named_sums = parts.take(layout.named_elements, kNamedSumBytes);
     layout.named_log2_count = log2_of_named_count(p);
@@ -527,6 +565,12 @@ void BackwardLayout::point_into(char* workspace, BackwardArgs& a) const {
   if (dq_semaphore >= 0) a.dq_semaphore = reinterpret_cast<int*>(workspace + dq_semaphore);
   if (tile_counter >= 0) a.tile_counter = reinterpret_cast<int*>(workspace + tile_counter);
   if (key_sums >= 0) a.key_sums = reinterpret_cast<float*>(workspace + key_sums);
+  if (list_counts >= 0) {
+    a.inverse.end = reinterpret_cast<unsigned long long*>(workspace + list_counts);
+    a.inverse.counts = reinterpret_cast<int32_t*>(workspace + list_counts) + ListInverse::kWordsOfEnd;
+    a.inverse.starts = reinterpret_cast<int64_t*>(workspace + list_starts);
+    a.inverse.queries = reinterpret_cast<int32_t*>(workspace + list_queries);
+  }
   seen.point_into(workspace, a.seen);
   if (bf16x3_do < 0) return;
   a.bf16x3_q = workspace + bf16x3.q;

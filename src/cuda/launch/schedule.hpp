@@ -115,6 +115,8 @@ struct BackwardLayout {
   int64_t dq_semaphore = -1;
   int64_t tile_counter = -1;  ///< of a persistent kernel; bwd_preprocess makes it 0
   int64_t key_sums = -1;      ///< of dk and dv, where queries have lists; list_zeros clears them
+  /// In their place, of BackwardArgs::inverse: `end` and `counts`, which list_zeros clears, and the others.
+  int64_t list_counts = -1, list_starts = -1, list_queries = -1;
   Bf16x3Copies bf16x3;
   int64_t bf16x3_do = -1;   ///< d_o likewise
   int64_t not_finite = -1;  ///< see BackwardArgs; bwd_preprocess makes it 0
@@ -132,6 +134,8 @@ struct BackwardLayout {
 inline constexpr int64_t kNamedSumBytes = 12;
 /// Whether kernels add to gradients of named tensors that have memory: else these are zeros.
 bool adds_to_named(const AttentionProblem& problem);
+/// Whether the queries that name a key can be found (list_inverse.cuh): entries of a head are counted in 32 bits.
+bool can_invert_lists(const AttentionProblem& problem);
 /// A gradient of a named tensor adds up at most 2^this numbers.
 int log2_of_named_count(const AttentionProblem& problem);
 BackwardLayout backward_layout(const AttentionProblem& problem, const Kernel& kernel,
