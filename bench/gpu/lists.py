@@ -10,6 +10,7 @@ to give the same bits twice, and gradients that differ from the other's by round
 from __future__ import annotations
 
 import argparse
+import datetime
 import json
 import statistics
 import sys
@@ -18,8 +19,11 @@ from typing import Any
 
 import torch
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+ROOT = Path(__file__).resolve().parents[2]
+sys.path[:0] = [str(ROOT / "bench"), str(ROOT / "bench" / "gpu")]
+from device import Gpu
 from fovea_ctypes import BACKWARD, CUDA, FORWARD, Library, Plan, View
+from sources import sources_hash
 
 # heads of queries, heads of keys, queries, keys, entries, head size
 SHAPES = (
@@ -142,7 +146,15 @@ def main() -> int:
         texts = [f"{k} {v['ms']:.3f} ms {v['tflops']:.1f} ({v['workspace_mb']:.0f} MB)" for k, v in rows[-1].items() if k != "shape"]
         print(f"{shape}: " + ", ".join(texts), flush=True)
     if args.json:
-        args.json.write_text(json.dumps({"gpu": torch.cuda.get_device_name(), "rows": rows}, indent=1) + "\n", encoding="utf-8")
+        report = {
+            "date": datetime.date.today().isoformat(),
+            "gpu": Gpu(0).about(),
+            "pytorch": torch.__version__,
+            "kernels": sources_hash(ROOT, ["core", "tile", "cuda"]),
+            "rounds": args.rounds,
+            "rows": rows,
+        }
+        args.json.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
     return 0
 
 
