@@ -135,38 +135,17 @@ const char* made_once(Make&& make, const char* fallback) noexcept {
 
 }  // namespace
 
-namespace {
-
 std::unique_ptr<fovea_plan, void (*)(fovea_plan*)> plan_part(const fovea_problem& problem,
-                                                             const fovea_options* given, bool on_earlier) {
+                                                             const fovea_options* given) {
   PlanOptions options = to_plan_options(read_options(given));
   options.is_part = true;
-  options.adds_to_earlier = on_earlier;
   return {new fovea_plan(plan::make_plan(to_description(read_problem(&problem)), options)),
           [](fovea_plan* plan) { delete plan; }};
 }
 
-}  // namespace
-
-std::unique_ptr<fovea_plan, void (*)(fovea_plan*)> plan_part(const fovea_problem& problem,
-                                                             const fovea_options* options) {
-  return plan_part(problem, options, false);
-}
-std::unique_ptr<fovea_plan, void (*)(fovea_plan*)> plan_part_on_earlier(const fovea_problem& problem,
-                                                                        const fovea_options* options) {
-  try {
-    return plan_part(problem, options, true);
-  } catch (const RequestError& error) {
-    if (error.status() != Status::kUnsupported) throw;
-    return {nullptr, [](fovea_plan*) {}};
-  }
-}
-
-void run_part(const fovea_plan& plan, const fovea_buffers& given, const DropoutPlace& place,
-              const EarlierResult& earlier) {
+void run_part(const fovea_plan& plan, const fovea_buffers& given, const DropoutPlace& place) {
   Buffers buffers = read_buffers(&given);
   buffers.dropout = place;
-  buffers.earlier = earlier;
   run(plan, buffers);
 }
 

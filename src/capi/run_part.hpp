@@ -4,7 +4,6 @@
 #include <memory>
 
 #include "core/dropout_place.hpp"
-#include "core/earlier_result.hpp"
 #include "fovea/fovea.h"
 
 namespace fovea::capi {
@@ -13,12 +12,7 @@ namespace fovea::capi {
 std::unique_ptr<fovea_plan, void (*)(fovea_plan*)> plan_part(const fovea_problem& problem,
                                                              const fovea_options* options);
 
-/// The same for a forward each of whose runs adds to an earlier result, at addresses that are multiples of 16; null where no backend can.
-std::unique_ptr<fovea_plan, void (*)(fovea_plan*)> plan_part_on_earlier(const fovea_problem& problem,
-                                                                        const fovea_options* options);
-
 /// fovea_run, with dropout as the larger problem has it. Throws what fovea_run turns into a status.
-void run_part(const fovea_plan& plan, const fovea_buffers& buffers, const DropoutPlace& place,
-              const EarlierResult& earlier = {});
+void run_part(const fovea_plan& plan, const fovea_buffers& buffers, const DropoutPlace& place);
 
 }  // namespace fovea::capi

@@ -11,7 +11,6 @@
 
 #include "core/dropout_place.hpp"
 #include "core/dtype.hpp"
-#include "core/earlier_result.hpp"
 #include "core/roles.hpp"
 
 namespace fovea {
@@ -102,8 +101,7 @@ struct AttentionProblem {
   int64_t total_new = 0;
   int64_t positions = 0, rotary_half = 0;  ///< rows and columns of the tables of angles
   bool rotary_interleaved = false;
-  bool rotary_by_row = false;    ///< each query has a position of its own; else all that of the first
-  bool adds_to_earlier = false;  ///< forward: each run brings an EarlierResult
+  bool rotary_by_row = false;  ///< each query has a position of its own; else all that of the first
   TensorDescs tensors;
   std::shared_ptr<const expr::PairExpressions> expressions;  ///< null: the problem has none
   std::vector<NamedTensor> named;
@@ -171,7 +169,6 @@ struct PlanOptions {
   /// CPU: the problem is a part of one over several ranks. A backward is then divided for the threads that it has, not so that its bits
   /// are the same for any number of them.
   bool is_part = false;
-  bool adds_to_earlier = false;  ///< forward: each run brings an EarlierResult
 };
 
 /// Pointers of one run, by place.
@@ -179,7 +176,6 @@ struct Buffers {
   std::array<void*, kPlaceCount> data{};
   uint64_t seed = 0, offset = 0;
   DropoutPlace dropout;
-  EarlierResult earlier;  ///< where the problem adds to one
   void* workspace = nullptr;
   size_t workspace_size = 0;
   void* stream = nullptr;  ///< CUDA: where the work is put; null is the default stream

@@ -6,7 +6,6 @@
 #include <memory>
 
 #include "core/status.hpp"
-#include "distributed/choose.hpp"
 
 namespace fovea::distributed {
 Builder::Builder(const LocalProblem& problem, const Schedule& schedule, int rank,
@@ -294,7 +293,7 @@ bool Builder::make_lanes() {
   for (const Stage& stage : stages_) alone = alone && (stage.direct || !p_.backward());
   // Two calls of a forward that are summed write memory of their own.
   const auto of_one_call = [](const Stage& stage) { return stage.calls.size() <= 1; };
-  alone = alone && (direct_ || (!p_.backward() && !may_add_to_earlier(p_) && stages_.size() == 2 &&
+  alone = alone && (direct_ || (!p_.backward() && stages_.size() == 2 &&
                                 std::all_of(stages_.begin(), stages_.end(), of_one_call)));
   if (!alone || !p_.by_copies) return false;
   for (size_t i = 1; i < stages_.size(); i += 2) stages_[i].lane = Lane::kBeside;

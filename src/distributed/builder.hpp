@@ -114,14 +114,11 @@ class Builder {
   void fill(const Operand& operand, int64_t words, uint32_t word);
   void move(const Operand& from, const Operand& to, int64_t rows, int64_t heads, int64_t elements, bool add);
   Operand at(const Operand& operand, int64_t row) const;
-  /// Without `part` the terms of the problem do not count. `earlier`: a result over other keys, to which the call adds; then there is no
-  /// plan where no backend can.
-  Attend step_of(const Call& call, const Stage& stage, const Operands& operands,
-                 const std::optional<PartOfProblem>& part, const Merge::Part* earlier = nullptr);
+  /// Without `part` the terms of the problem do not count.
   void attend(const Call& call, const Stage& stage, const Operands& operands,
               const std::optional<PartOfProblem>& part);
   Attend plan_of(const Call& call, const Stage& stage, const Operands& operands,
-                 const std::optional<PartOfProblem>& part, bool on_earlier);
+                 const std::optional<PartOfProblem>& part);
 
   // ---- terms ----
   /// Nothing where the problem has no terms that depend on positions.
@@ -141,12 +138,9 @@ class Builder {
   const Stage& stage_at(int i) const { return stages_[static_cast<size_t>(i)]; }
   void forward();
   void forward_call(const Call& call, const Stage& stage);
-  bool is_last_of_its_rows(const Call& call) const;
-  bool add_to_sum(const Call& call, const Stage& stage, Operands operands);
   void make_sums();
   Merge::Part sum_of(const Range& rows) const;
   Merge::Part part_of_rows(const Range& rows) const;
-  Merge merge_of(std::vector<Merge::Part> parts, const Merge::Part& into, const Range& rows) const;
   void merge(std::vector<Merge::Part> parts, const Merge::Part& into, const Range& rows);
   void add_pending();
   void finish_sums();
@@ -183,7 +177,6 @@ class Builder {
   Operand acc_o_, acc_lse_;  ///< sums over calls where they do not write results at once
   Rows written_;             ///< of acc_o_ and acc_lse_
   Rows pending_;             ///< of part_o_ and part_lse_, not added yet
-  Rows finished_;            ///< whose last call has written the result
   Operand part_o_, part_lse_, acc_dq_, part_dq_, part_dk_, part_dv_, acc_dk_, acc_dv_;
   bool sums_keys_ = true;  ///< dk and dv are sums over stages; else those of the one stage are the result
 

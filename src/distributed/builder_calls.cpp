@@ -129,7 +129,7 @@ class Description {
 
 /// Calls with equal keys differ in addresses alone.
 std::string key_of(const Call& call, int64_t heads, const std::array<Operand, kPlaces>& operands,
-                   const std::optional<PartOfProblem>& part, bool on_earlier) {
+                   const std::optional<PartOfProblem>& part) {
   std::string key;
   const auto append = [&](const auto& value) {
     key.append(reinterpret_cast<const char*>(&value), sizeof value);
@@ -151,14 +151,13 @@ std::string key_of(const Call& call, int64_t heads, const std::array<Operand, kP
   }
   append(part.has_value());
   if (part) append(part->moved());
-  append(on_earlier);
   return key;
 }
 
 }  // namespace
 
 Attend Builder::plan_of(const Call& call, const Stage& stage, const Operands& o,
-                        const std::optional<PartOfProblem>& part, bool on_earlier) {
+                        const std::optional<PartOfProblem>& part) {
   const Shape& shape = p_.shape;
   const bool packed = !call.starts_q.empty();
   const int64_t hq = stage.heads_q.size(), hkv = stage.heads_kv.size();
@@ -194,28 +193,22 @@ Attend Builder::plan_of(const Call& call, const Stage& stage, const Operands& o,
   problem.window_left = call.window.left;
   problem.window_right = call.window.right;
   if (part) d.terms(*p_.terms, *part);
-  attend.plan = on_earlier ? capi::plan_part_on_earlier(problem, options_.attention)
-                           : capi::plan_part(problem, options_.attention);
+  attend.plan = capi::plan_part(problem, options_.attention);
   attend.reads_numbers = d.reads_numbers();
   attention_workspace_ = std::max(attention_workspace_, fovea_plan_workspace_size(attend.plan.get()));
   return attend;
 }
 
-void Builder::attend(const Call& call, const Stage& stage, const Operands& operands,
+void Builder::attend(const Call& call, const Stage& stage, const Operands& given,
                      const std::optional<PartOfProblem>& part) {
-  if (p_.shape.batch > 0 && !stage.heads_kv.empty()) add(step_of(call, stage, operands, part));
-}
-
-Attend Builder::step_of(const Call& call, const Stage& stage, const Operands& given,
-                        const std::optional<PartOfProblem>& part, const Merge::Part* earlier) {
+  if (p_.shape.batch == 0 || stage.heads_kv.empty()) return;
   Operands operands = given;
   if (part) add_terms(*part, operands);
   Attend step;
   if (!options_.only_sizes) {
-    const std::string key = key_of(call, stage.heads_kv.size(), operands, part, earlier != nullptr);
+    const std::string key = key_of(call, stage.heads_kv.size(), operands, part);
     const auto known = plans_.find(key);
-    step = known != plans_.end() ? known->second
-                                 : (plans_[key] = plan_of(call, stage, operands, part, earlier != nullptr));
+    step = known != plans_.end() ? known->second : (plans_[key] = plan_of(call, stage, operands, part));
     if (step.reads_numbers) {
       const auto numbers = part->numbers();
       step.numbers = options_.memory->keep(numbers.data(), sizeof numbers);
@@ -228,14 +221,8 @@ Attend Builder::step_of(const Call& call, const Stage& stage, const Operands& gi
   step.flops = flops_of(p_, call, stage.heads_q.size());
   step.longest_tile = longest_tile_of(p_, call);
   step.copies = copies_of(p_, call, stage.heads_q.size());
-  const double part_bytes = part_bytes_of(p_, call, stage.heads_q.size());
-  if (operands[kO].type.bits > p_[kO].type.bits) step.copies += part_bytes;
-  if (earlier != nullptr) {
-    step.earlier_o = earlier->o;
-    step.earlier_lse = earlier->lse;
-    step.copies += part_bytes / 2;  // read at the end of each tile, beside the products of others
-  }
-  return step;
+  if (operands[kO].type.bits > p_[kO].type.bits) step.copies += part_bytes_of(p_, call, stage.heads_q.size());
+  add(std::move(step));
 }
 
 }  // namespace fovea::distributed

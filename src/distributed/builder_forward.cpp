@@ -5,11 +5,8 @@
 //   sinks, and o, lse back to the ranks whose rows they are
 #include <bit>
 #include <limits>
-#include <memory>
-#include <utility>
 
 #include "distributed/builder.hpp"
-#include "distributed/choose.hpp"
 
 namespace fovea::distributed {
 namespace {
@@ -71,7 +68,6 @@ void Builder::forward_call(const Call& call, const Stage& stage) {
   }
   const bool first = common(written_, call.queries()).empty();
   if (!first) add_pending();
-  if (!first && add_to_sum(call, stage, operands)) return;
   const Merge::Part into = first ? sum_of(call.queries()[0]) : part_of_rows(call.queries()[0]);
   operands[kO] = into.o;
   operands[kLse] = into.lse;
@@ -81,38 +77,6 @@ void Builder::forward_call(const Call& call, const Stage& stage) {
   } else {
     pending_ = call.queries();
   }
-}
-
-bool Builder::is_last_of_its_rows(const Call& call) const {
-  bool later = false;
-  for (const Stage& stage : stages_) {
-    for (const Call& other : stage.calls) {
-      if (later && !common(other.queries(), call.queries()).empty()) return false;
-      later = later || &other == &call;
-    }
-  }
-  return true;
-}
-
-/// Lets the call add to the sum itself, where a kernel can: in place, or the last of its rows on the way to the result.
-bool Builder::add_to_sum(const Call& call, const Stage& stage, Operands operands) {
-  if (!may_add_to_earlier(p_) || p_.shape.batch == 0 || stage.heads_kv.empty()) return false;
-  const Range rows = call.queries()[0];
-  const Merge::Part sum = sum_of(rows), part = part_of_rows(rows);
-  const bool last = !p_.shape.queries_everywhere && is_last_of_its_rows(call);
-  const Operands& work = stages_[0].work;
-  const Merge::Part into = last ? Merge::Part{at(work[kO], rows.begin), at(work[kLse], rows.begin)} : sum;
-  operands[kO] = into.o;
-  operands[kLse] = into.lse;
-  Attend step = step_of(call, stage, operands, part_of(call, stage), &sum);
-  if (!step.plan && !options_.only_sizes) return false;
-  operands[kO] = part.o;
-  operands[kLse] = part.lse;
-  step.apart = std::make_shared<Apart>(
-      Apart{step_of(call, stage, operands, part_of(call, stage)), merge_of({sum, part}, into, rows)});
-  add(std::move(step));
-  if (last) finished_ = with(finished_, call.queries());
-  return true;
 }
 
 Merge::Part Builder::sum_of(const Range& rows) const {
@@ -129,19 +93,15 @@ void Builder::add_pending() {
   pending_.clear();
 }
 
-Merge Builder::merge_of(std::vector<Merge::Part> parts, const Merge::Part& into, const Range& rows) const {
-  return {std::move(parts),   into, p_.shape.batch, rows.size(), stages_[0].heads_q.size(),
-          p_.shape.head_dim_v};
-}
 void Builder::merge(std::vector<Merge::Part> parts, const Merge::Part& into, const Range& rows) {
-  add(merge_of(std::move(parts), into, rows));
+  const Stage& stage = stages_[0];
+  add(Merge{std::move(parts), into, p_.shape.batch, rows.size(), stage.heads_q.size(), p_.shape.head_dim_v});
 }
 
 /// The working o and lse: the last call's result is added on the way.
 void Builder::finish_sums() {
   for (const Range& rows : pending_) finish_forward({sum_of(rows), part_of_rows(rows)}, rows);
-  for (const Range& rows : without({{0, rows_}}, with(pending_, finished_)))
-    finish_forward({sum_of(rows)}, rows);
+  for (const Range& rows : without({{0, rows_}}, pending_)) finish_forward({sum_of(rows)}, rows);
   pending_.clear();
 }
 

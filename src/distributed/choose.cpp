@@ -152,7 +152,7 @@ class RankModel {
   /// cleared, added to and converted.
   void count_sums(int i, double queries, double keys) {
     constexpr double kTouches = 4;
-    const double touches_of_results = p_.backward() ? kTouches : may_add_to_earlier(p_) ? 1 : 2;
+    const double touches_of_results = p_.backward() ? kTouches : 2;
     const double key_bytes = (d() + d_v()) * batch() * heads_kv(i) * sizeof(float);
     const double held = static_cast<double>(count(schedule_.keys(rank_, i)));
     double bytes = 0;
@@ -306,16 +306,6 @@ double copies_of(const LocalProblem& p, const Call& call, int64_t heads) {
   constexpr int64_t kTouches = 3;
   const int64_t row = heads * p.shape.head_dim * int64_t{sizeof(float)};
   return staged + static_cast<double>(kTouches * batch * call.q_rows * row);
-}
-
-bool may_add_to_earlier(const LocalProblem& p) {
-  constexpr int64_t kMostColumns = 128, kBits = 16;
-  const Shape& s = p.shape;
-  const bool plain =
-      !p.terms && !p.has(kSink) && p.softcap == 0 && p.dropout == 0 && p[kQ].type.bits == kBits;
-  // Parts are read two columns at a time.
-  return p.device.type == FOVEA_CUDA && !p.backward() && plain && s.head_dim <= kMostColumns &&
-         s.head_dim_v <= kMostColumns && s.head_dim_v % 2 == 0;
 }
 
 double part_bytes_of(const LocalProblem& p, const Call& call, int64_t heads) {

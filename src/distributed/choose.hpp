@@ -34,9 +34,6 @@ double flops_of(const LocalProblem& problem, const Call& call, int64_t heads);
 double longest_tile_of(const LocalProblem& problem, const Call& call);
 /// Bytes that such a call moves on CPUs beside its products: keys are staged, and a backward sums dq in float32.
 double copies_of(const LocalProblem& problem, const Call& call, int64_t heads);
-/// Whether calls over further keys may add to what those before them have found, in place of a part that is merged: where Hopper's kernels
-/// for it know the problem. Where no backend can after all, parts are merged.
-bool may_add_to_earlier(const LocalProblem& problem);
 /// Bytes that a forward's call on a GPU writes where its results are parts in float32: they leave later than its products end.
 double part_bytes_of(const LocalProblem& problem, const Call& call, int64_t heads);
 

@@ -102,11 +102,6 @@ class Execution {
     if (step.is_read) memory_.order(Lane::kLink, Lane::kCompute);
   }
   void operator()(const Attend& step) {
-    if (step.apart && !at_vectors(step)) {
-      (*this)(step.apart->attend);
-      (*this)(step.apart->merge);
-      return;
-    }
     fovea_buffers b = FOVEA_BUFFERS_INIT;
 #define FOVEA_POINTER(Place, field) \
   if (step.operands[Place].present) b.field = at_.of(step.operands[Place].view);
@@ -122,7 +117,7 @@ class Execution {
     b.stream = memory_.stream(step.lane);
     b.seed = dropout_.seed;
     b.offset = dropout_.offset;
-    capi::run_part(*step.plan, b, step.dropout, earlier(step));
+    capi::run_part(*step.plan, b, step.dropout);
   }
   void operator()(const Order& step) {
     memory_.order(step.sooner, step.later);
@@ -160,24 +155,6 @@ class Execution {
         memory_.set_words(at_.of(view), static_cast<uint32_t>(number >> shift), 1, Lane::kCompute);
       }
     }
-  }
-  /// Whether kernels that read and write vectors of 16 bytes can do the step.
-  bool at_vectors(const Attend& step) const {
-    constexpr uintptr_t kVector = 16;
-    constexpr std::array kRows = {kQ, kK, kV, kO};
-    return std::all_of(kRows.begin(), kRows.end(), [&](Place place) {
-      return reinterpret_cast<uintptr_t>(at_.of(step.operands[place].view)) % kVector == 0;
-    });
-  }
-  EarlierResult earlier(const Attend& step) const {
-    if (!step.earlier_o.present) return {};
-    constexpr int64_t kBytes = sizeof(float);
-    const View &o = step.earlier_o.view, &lse = step.earlier_lse.view;
-    const auto batch = [&](const View& view) { return step.starts_q ? 0 : view.stride_batch / kBytes; };
-    return {at_.of(o),
-            at_.of(lse),
-            {batch(o), o.stride_row / kBytes, o.stride_head / kBytes},
-            {batch(lse), lse.stride_head / kBytes, lse.stride_row / kBytes}};
   }
   void set_named(const Attend& step, fovea_buffers& b) const {
     size_t count = 0;
@@ -349,9 +326,8 @@ void DistributedPlan::explain(const std::vector<Estimate>& weighed,
              std::to_string(bytes()) + " bytes" +
              (problem_.by_copies ? ", copied between the memories of ranks" : "") + ", steps:";
   for (const Step& step : program_.steps) {
-    const auto* attend = std::get_if<Attend>(&step);
     reason_ += ' ';
-    reason_ += attend != nullptr && attend->earlier_o.present ? "attend-and-add" : kStepNames[step.index()];
+    reason_ += kStepNames[step.index()];
   }
   reason_ += '\n';
 }

@@ -58,8 +58,6 @@ struct Attend {
   Lane lane = Lane::kCompute;
   DropoutPlace dropout;
   double flops = 0, longest_tile = 0, copies = 0;  ///< see choose.hpp
-  Operand earlier_o, earlier_lse;             ///< present: a result over other keys, to which the call adds
-  std::shared_ptr<const struct Apart> apart;  ///< then, in place of it where an address is no multiple of 16
 };
 /// Parts over disjoint keys become one result.
 struct Merge {
@@ -69,11 +67,6 @@ struct Merge {
   std::vector<Part> parts;
   Part into;  ///< lse may be absent
   int64_t batch = 0, rows = 0, heads = 0, elements = 0;
-};
-/// A call that adds to an earlier result, as a call without and a merge.
-struct Apart {
-  Attend attend;
-  Merge merge;
 };
 /// Boxes within this rank's memory.
 struct MoveBoxes {

@@ -50,8 +50,6 @@ Preparation try_backend(const Backend& backend, const AttentionProblem& problem,
   }
   if (std::string missing = backend.unavailable_because(); !missing.empty())
     return {nullptr, std::move(missing)};
-  if (problem.adds_to_earlier && backend.device == DeviceType::kCpu)
-    return {nullptr, "does not add to an earlier result"};
   if (!needed && backend.device == DeviceType::kCuda && problem.expressions) return {};
   return try_prepare(backend, problem, options);
 }
@@ -232,7 +230,6 @@ Plan make_plan(const ProblemDescription& description, const PlanOptions& options
   check_memory(description);
   Plan plan;
   plan.problem = validate(description);
-  plan.problem.adds_to_earlier = options.adds_to_earlier;
   if (const TensorDesc& q = plan.problem[Role::kQ]; q.device == DeviceType::kCuda) {
     cuda::check_device("q", q.device_id);
   }

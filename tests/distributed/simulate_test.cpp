@@ -145,44 +145,6 @@ TEST(Program, CopiesLieBetweenBeginAndEndOfTheCallersStream) {
   }
 }
 
-/// Of the rows that have keys in several calls the last writes the result, to which it adds what the others have found.
-TEST(Program, CallsAddToWhatEarlierOnesHaveFound) {
-  std::vector<fovea_piece> pieces;
-  ProgramOptions sizes;
-  sizes.only_sizes = true;
-  for (const int ranks : {2, 3}) {
-    LocalProblem problem = local_problem(6144, ranks, FOVEA_FORWARD, pieces);
-    for (int rank = 0; rank < ranks; ++rank) {
-      const Program program = make_program(problem, Schedule(problem.shape, {1, ranks}), rank, sizes);
-      EXPECT_EQ(program.lanes, 1);
-      int64_t written = 0;
-      size_t adding = 0;
-      for (const Step& step : program.steps) {
-        if (const auto* merge = std::get_if<Merge>(&step)) {
-          EXPECT_EQ(merge->parts.size(), 1u);  // rows of one call: converted
-          written += merge->rows;
-        }
-        const auto* attend = std::get_if<Attend>(&step);
-        if (attend == nullptr || !attend->earlier_o.present) continue;
-        ++adding;
-        ASSERT_TRUE(attend->apart);
-        const Operand& o = attend->operands[kO];
-        EXPECT_EQ(o.view.place, attend->apart->merge.into.o.view.place);
-        EXPECT_EQ(attend->apart->attend.operands[kO].type.bits, 32);
-        if (o.view.place == kO) written += attend->apart->merge.rows;
-      }
-      EXPECT_GT(adding, 0u);
-      EXPECT_EQ(written, count(problem.shape.queries.of_rank[static_cast<size_t>(rank)])) << rank;
-    }
-    problem.softcap = 30;
-    const Program program = make_program(problem, Schedule(problem.shape, {1, ranks}), 0, sizes);
-    for (const Step& step : program.steps) {
-      const auto* attend = std::get_if<Attend>(&step);
-      EXPECT_FALSE(attend != nullptr && attend->earlier_o.present) << "no kernel for it has a softcap";
-    }
-  }
-}
-
 TEST(Simulation, PackedSequencesThatNoCutDividesCostTheirComputingAlone) {
   std::vector<fovea_piece> pieces;
   std::vector<int32_t> starts = {0};

@@ -11,12 +11,6 @@
 
 namespace fovea::cuda {
 
-/// An EarlierResult (core/earlier_result.hpp), to which kernels compiled for it add theirs; it may lie where they write.
-struct EarlierRows {
-  tile::RowsView o;  ///< float32
-  tile::StatsView lse;
-};
-
 /// A tile of queries is kTileM rows of one sequence and key head. With `pack_group` queries of the `group`
 /// heads that share the key head are packed into it, row r being query r / group of head r % group: K and V
 /// are then read once for all of them.

@@ -39,7 +39,7 @@ struct FwdSm90Epilogue {
   /// Writes the warp's rows. `acc_o` is not normalised, and holds the row sums in its last eight columns with
   /// row_sum_in_mma. A warp with any output that is not finite computes its rows again.
   template <class Rows, int kRegsO>
-  __device__ __forceinline__ void write(float (&acc_o)[kRegsO], const Rows& rows) const {
+  __device__ __forceinline__ void write(const float (&acc_o)[kRegsO], const Rows& rows) const {
     if constexpr (kConfig.stream_k) {
       if (warp_row >= work.end_row) return;
     }
@@ -48,12 +48,7 @@ struct FwdSm90Epilogue {
       return;
     }
     float factor[2];
-    if constexpr (kConfig.earlier) {
-      add_to_earlier(acc_o, rows);
-      factor[0] = factor[1] = 1.0f;
-    } else {
-      row_factors(acc_o, rows, factor);
-    }
+    row_factors(acc_o, rows, factor);
     if (kPartsByTwos && writes_part(f, work)) {
       store_part(acc_o, factor);
     } else if (args.o_in_vectors) {
@@ -94,55 +89,9 @@ struct FwdSm90Epilogue {
     for (int r = 0; r < 16; ++r) {
       const int row = warp_row + r;
       if (row >= work.end_row) break;
-      write_exact_row<T, kColumns, Key, kConfig.multiplies_qv, kConfig.earlier>(
+      write_exact_row<T, kColumns, Key, kConfig.multiplies_qv>(
           f, work, kConfig.dropout ? tile::dropout_of(f.p) : tile::Dropout(), row, first_column,
-          min(kColumns, columns_left()), work.load_begin * kTileN, work.load_end * kTileN, &args.earlier);
-    }
-  }
-
-  /// What the row's weights, relative to 2^rows.base(half), add up to.
-  template <class Rows, int kRegsO>
-  __device__ __forceinline__ static float sum_of_row(const float (&acc_o)[kRegsO], const Rows& rows,
-                                                     int half) {
-    return kConfig.row_sum_in_mma ? acc_o[kColumns / 2 + 2 * half] : row_total(rows.row_sum[half]);
-  }
-
-  /// Makes acc_o the result over the earlier keys and these; writes lse. Elements of the earlier result are read by the lane that writes
-  /// to their place, if that is where o goes.
-  template <class Rows, int kRegsO>
-  __device__ __forceinline__ void add_to_earlier(float (&acc_o)[kRegsO], const Rows& rows) const {
-    const int first = 2 * (lane % 4), left = columns_left();
-    float before[2];
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const int row = row_at(half);
-      before[half] =
-          row < work.end_row ? earlier_lse(args.earlier, work, query_row(f, work, row)) : -INFINITY;
-    }
-    __syncwarp();  // every lane has read its rows' lse
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const int row = row_at(half);
-      const QueryRow r = query_row(f, work, row);
-      const JoinedRowEnd end = join_row(f, work, r, before[half], rows.base(half),
-                                        sum_of_row(acc_o, rows, half), lane % 4 == 0 && row < work.end_row);
-      const float* const earlier = reinterpret_cast<const float*>(args.earlier.o.data) +
-                                   args.earlier.o.offset(work.batch, work.span.row_q + r.query, r.head) +
-                                   first;
-      float2 x[kColumns / 8];
-      // Without a key before, what is there may be NaN.
-#pragma unroll
-      for (int n8 = 0; n8 < kColumns / 8; ++n8) {
-        const bool reads = end.earlier != 0 && first + n8 * 8 < left;
-        x[n8] = reads ? *reinterpret_cast<const float2*>(earlier + n8 * 8) : make_float2(0, 0);
-      }
-#pragma unroll
-      for (int n8 = 0; n8 < kColumns / 8; ++n8) {
-        float* const own = acc_o + 4 * n8 + 2 * half;
-        own[0] = fmaf(end.earlier, x[n8].x, own[0] * end.own);
-        own[1] = fmaf(end.earlier, x[n8].y, own[1] * end.own);
-      }
-      __syncwarp();  // keeps the compiler from reading both halves at a time, for which registers are too few
+          min(kColumns, columns_left()), work.load_begin * kTileN, work.load_end * kTileN);
     }
   }
 
@@ -152,7 +101,8 @@ struct FwdSm90Epilogue {
                                               float (&factor)[2]) const {
     float sum[2];
 #pragma unroll
-    for (int half = 0; half < 2; ++half) sum[half] = sum_of_row(acc_o, rows, half);
+    for (int half = 0; half < 2; ++half)
+      sum[half] = kConfig.row_sum_in_mma ? acc_o[kColumns / 2 + 2 * half] : row_total(rows.row_sum[half]);
     if (f.num_splits == 1 && f.p.sink == nullptr) {  // usual, and much shorter
       const int used_row = work.span.used_q * packed_heads(f);
       const bool writes_lse = f.p.lse.data != nullptr && lane % 4 == 0 && first_column == 0;

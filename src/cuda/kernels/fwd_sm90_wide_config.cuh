@@ -26,7 +26,6 @@ struct FwdSm90WideConfig {
   /// Keys of a block: S and P of 64 fit beside the 128 registers of O.
   static constexpr int tile_n = 64;
   static constexpr bool stream_k = false;
-  static constexpr bool earlier = false;
   static constexpr bool multiplies_qv = true;         ///< strips of QV and V stand beside those of Q and K
   static constexpr int kStrip = 64, kRowBytes = 128;  ///< columns of a strip, and their bytes
   static constexpr int strip() { return kStrip; }

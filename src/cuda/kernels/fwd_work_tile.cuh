@@ -7,7 +7,6 @@
 #include <cstdint>
 
 #include "cuda/kernels/args.hpp"
-#include "cuda/ptx/special.cuh"
 #include "cuda/warp/any_query.cuh"
 #include "cuda/warp/exact_row.cuh"
 #include "cuda/warp/online_rows.cuh"
@@ -98,28 +97,6 @@ __device__ __forceinline__ float finish_row(const ForwardArgs& f, const FwdWorkT
   return end.factor;
 }
 
-/// The factors of a row's own outputs and of those of an earlier result, whose sum is the result.
-struct JoinedRowEnd {
-  float own = 0, earlier = 0;
-};
-/// The earlier result's lse, to base 2.
-__device__ __forceinline__ float earlier_lse(const EarlierRows& earlier, const FwdWorkTile& work,
-                                             QueryRow r) {
-  const int64_t offset = earlier.lse.offset(work.batch, r.head, work.span.row_q + r.query);
-  return earlier.lse.data[offset] * tile::kLog2e;
-}
-/// Likewise with an earlier result whose lse to base 2 is `before`; writes lse of both. Neither is there: zeros and -inf. lse may be written
-/// where the earlier one was read: by all lanes of the row, before.
-__device__ __forceinline__ JoinedRowEnd join_row(const ForwardArgs& f, const FwdWorkTile& work, QueryRow r,
-                                                 float before, float base, float sum, bool writes_lse) {
-  const RowEnd end = r.query < work.span.used_q ? end_of_row(base, sum, -INFINITY) : RowEnd{};
-  const float largest = fmaxf(end.lse_log2, before), reference = largest == -INFINITY ? 0.0f : largest;
-  const float own = ptx::ex2(end.lse_log2 - reference), other = ptx::ex2(before - reference);
-  if (writes_lse) write_lse(f, work, r, (reference + log2f(own + other)) * tile::kLn2);
-  const float inverse = own + other == 0 ? 0.0f : 1.0f / (own + other);
-  return {end.factor * own * inverse, other * inverse};
-}
-
 /// Zeros and -inf for queries that take no part: block `block` of `blocks` of a sequence and head writes its
 /// share of those from used_q on, columns [first_column, first_column + columns). `kThreads` threads call it.
 template <class T, int kThreads>
@@ -165,12 +142,11 @@ __device__ __forceinline__ float descale_of_products(const tile::AttentionParams
 
 /// Computes a row again without matrix products and writes it: columns [first_column, first_column + columns)
 /// of O, and lse with first_column = 0. Keys are those of [key_begin, key_end) that the row sees. The whole
-/// warp calls it. Key: the element of k and v. kQv: whether the kernel multiplies qv, where there is one. kJoins: `earlier` is added.
-template <class T, int kColumns, class Key = T, bool kQv = false, bool kJoins = false>
+/// warp calls it. Key: the element of k and v. kQv: whether the kernel multiplies qv, where there is one.
+template <class T, int kColumns, class Key = T, bool kQv = false>
 __device__ __forceinline__ void write_exact_row(const ForwardArgs& f, const FwdWorkTile& work,
                                                 const tile::Dropout& dropout, int row, int first_column,
-                                                int columns, int key_begin, int key_end,
-                                                const EarlierRows* earlier = nullptr) {
+                                                int columns, int key_begin, int key_end) {
   static_assert(!kQv || sizeof(Key) != 1, "products with factors of their own are not added up");
   const tile::AttentionParams& p = f.p;
   const int lane = static_cast<int>(threadIdx.x) % 32;
@@ -205,28 +181,16 @@ __device__ __forceinline__ void write_exact_row(const ForwardArgs& f, const FwdW
     add(query_of(p.q), NoMoreProducts{});
   }
   const float base = exact.maximum == -INFINITY ? 0.0f : exact.maximum * tile::kLog2e;
-  const bool writes_lse = lane == 0 && first_column == 0;
-  JoinedRowEnd end;
-  const float* earlier_o = nullptr;
-  if constexpr (kJoins) {
-    const float before = earlier_lse(*earlier, work, r);
-    __syncwarp();  // every lane has read it
-    end = join_row(f, work, r, before, base, exact.sum, writes_lse);
-    earlier_o = reinterpret_cast<const float*>(earlier->o.data) + offset_in(earlier->o) + first_column;
-  } else {
-    end.own = finish_row(f, work, r, base, exact.sum, writes_lse);
-  }
+  const float factor = finish_row(f, work, r, base, exact.sum, lane == 0 && first_column == 0);
   if (!used && writes_part(f, work)) return;
 #pragma unroll
   for (int c32 = 0; c32 < ExactRow<kColumns>::kPerLane; ++c32) {
     const int c = lane + 32 * c32;
     if (c >= columns) break;
-    float o = exact.o[c32] * end.own;
-    if constexpr (kJoins) o += end.earlier == 0 ? 0.0f : end.earlier * earlier_o[c];
     if (sizeof(T) == 4 || stores_f32(f, work)) {
-      f32_row(f, work, r)[first_column + c] = o;
+      f32_row(f, work, r)[first_column + c] = exact.o[c32] * factor;
     } else {
-      o_row<T>(f, work, r)[first_column + c] = static_cast<T>(o);
+      o_row<T>(f, work, r)[first_column + c] = static_cast<T>(exact.o[c32] * factor);
     }
   }
 }

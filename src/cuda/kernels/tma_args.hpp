@@ -31,7 +31,6 @@ struct TmaForwardArgs {
   bool o_in_vectors = false;  ///< o, not parts of it, may be written in vectors of up to 16 bytes
   float cap_scale_log2 =
       0;  ///< with a softcap: 2 log2(e) scale / softcap, which takes products to what tanh is of
-  EarlierRows earlier;
 };
 
 /// The backward (bwd_sm90): boxes of q and d_o have the kernel's tile_m rows of one head, those of k and v its tile_n.

@@ -6,7 +6,6 @@
 
 #include <cstddef>
 
-#include "core/earlier_result.hpp"
 #include "cuda/launch/kernel.hpp"
 #include "cuda/launch/schedule.hpp"
 
@@ -20,7 +19,6 @@ struct LaunchInput {
   const typename Layout::Args& args;  ///< with the pointers of this run
   char* workspace;
   void* stream;
-  const EarlierResult& earlier;  ///< of a problem that adds to one
 };
 
 /// Bytes of a parameter at most: what every version of CUDA passes to a kernel.

@@ -413,7 +413,7 @@ uint32_t terms_known_by(const Kernel& k) {
   const bool general = k.source.text != nullptr && (k.terms & kAllTerms) == kAllTerms;
   if (!computes_scores(k))
     return k.terms | kTermExpressions | kTermLists | kTermCache | kTermPages | kTermKeysOf8Bits |
-           kTermQueriesOf8Bits | kTermQueriesOfValues | kTermEarlier;
+           kTermQueriesOf8Bits | kTermQueriesOfValues;
   const bool by_lists = (k.terms & kTermLists) != 0;
   // A copy of float32 operands as bf16x3 has the rows of the tensors.
   const bool of_cache = k.kind == KernelKind::kForward && !k.bf16x3 && !by_lists;
