@@ -44,8 +44,13 @@ struct BwdListKeys {
   static_assert(kThreads == kColumns && kRows == 8);
 
   /// CTAs an SM, for the register allocator: 3 warps of each of the 4 schedulers, so 168 registers; with rows of float32, which
-  /// take 64 themselves, 2.
-  static constexpr int kMinCtas = sizeof(T) == 4 ? 2 : 3;
+  /// take 64 themselves, 2. For wide heads sm_75 needs four registers more.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 800
+  static constexpr bool kFits = kOneSlice;
+#else
+  static constexpr bool kFits = true;
+#endif
+  static constexpr int kMinCtas = sizeof(T) == 4 || !kFits ? 2 : 3;
 
   struct Shared {
     alignas(16) float k[kColumns];
