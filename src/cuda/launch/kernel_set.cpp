@@ -153,8 +153,8 @@ class Collector {
       for (const KernelKind kind :
            {KernelKind::kNamedPeaks, KernelKind::kNamedSums, KernelKind::kNamedResults})
         add(set_.after, kind);
-    } else if (adds &&
-               !p().has(Role::kKeys)) {  // the main kernel for lists looks at each pair once, and adds itself
+    } else if (adds && !p().has(Role::kKeys)) {
+      // The main kernel for lists looks at each pair once, and adds itself.
       add(set_.after, KernelKind::kNamedGradients);
     }
   }
