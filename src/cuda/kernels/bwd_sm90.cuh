@@ -10,10 +10,12 @@
 // that see any of them, head by head of the group. S and dP are computed transposed, keys in rows, so that P^T and dS^T
 // are in registers what dV and dK want as left operands. Two ways to share the work, by what registers hold:
 //
-//   both gradients (D <= 128)   Each of two consumers, warpgroups, sums dK and dV of its own 64 keys. dQ of a step is
+//   both gradients (D <= 192)   Each of two consumers, warpgroups, sums dK and dV of its own 64 keys. dQ of a step is
 //                               computed one step later, a slice a consumer: by then both have written dS, and nobody
 //                               waits. It is staged in shared memory, and a warp for each consumer adds it to global
 //                               memory by bulk reductions.
+//     D + Dv > 256              S and dP take turns in registers, and each consumer computes its half of dQ's columns behind a
+//                               step's other products and adds it straight from registers.
 //   one gradient (D > 128)      Both work on the same 64 keys: the first computes P and sums dV, the second takes the
 //                               factor over, computes dS and sums dK. A third warpgroup computes dQ, slice by slice, and
 //                               adds it straight from registers.
@@ -35,12 +37,14 @@
 //   buffers of a strip for each 64 keys; P passes through them. Staged dQ, float32. lse_log2 and delta of each stage.
 // Registers of a consumer's thread
 //   both: acc_dk D / 2, acc_dv Dv / 2, acc_s and acc_dp kTileM / 2 each (64 + 64 + 32 + 32 of 232 at D = 128)
+//         at D = 192, Dv = 128 sums 160, and S, dP or dQ 48 at most, of 240
 //   one:  D / 2 and kTileM / 2 (128 + 32 of 208 at D = 256)
 // Bytes that shared memory moves a step, against 128 B a clock of the five products' time:
 //   D = 128: S 64, dP 64, dQ 64, dV 32, dK 32, dS written 16, dQ staged and read 64, Q and dO arriving 32 KB: 368 of 320.
 //   D = 256: S 64, dP 64, dQ 64, dV 32, dK 32, P and dS 24, Q and dO arriving 64 KB: 344 of 320; dQ leaves through L1, 64.
 // Barriers                                                                    who arrives -> who waits
-//   full_work[t] empty_work[t]  the tile is planned, or has been read             a loader -> all, and back
+//   full_work[t] empty_work[t]  the tile is planned, or has been read             a loader, or the planner -> all, and back
+//   loaded                      all of the tile has been asked for                loader -> planner
 //   full_k[s] full_v            K, or V, is there                                 loaders, bytes -> consumers
 //   empty_k[s] empty_v          no product reads them any more                    their readers -> loaders
 //   full_q[s] full_do[s]        Q and lse_log2, or dO and delta, are there        loaders, bytes -> consumers
@@ -94,8 +98,10 @@ __global__ void __launch_bounds__(Instance::kConfig.threads(), 1)
                 "a step has one slot for Q and dO");
   static_assert(!kConfig.chain || (!kConfig.one_gradient && kConfig.k_stages == 2));
   // A slice for each consumer; all columns of the slices exist where red.v4 adds them.
-  static_assert(kConfig.one_gradient ? kConfig.head_dim % kConfig.kSlice == 0
-                                     : kConfig.slices() == kConfig.kConsumers);
+  // Behind a step: a slice and a half for each.
+  static_assert(kConfig.one_gradient  ? kConfig.head_dim % kConfig.kSlice == 0
+                : kConfig.dq_behind() ? kConfig.slices() == 3 && kConfig.tile_m == kConfig.kSlice
+                                      : kConfig.slices() == kConfig.kConsumers);
   static_assert(4 * BwdSm90Work::kFields <= kConfig.kWorkBytes);
   static_assert(kConfig.shared_bytes() <= kConfig.kMostShared);
 
@@ -130,8 +136,13 @@ __global__ void __launch_bounds__(Instance::kConfig.threads(), 1)
         if (role == 3) bwd_sm90_take_turns<Instance, false>(args, memory);
       }
     }
-    if (role == 0) bwd_sm90_load<Instance, true>(args, memory);
-    if (role == 1) bwd_sm90_load<Instance, false>(args, memory);
+    if (role == 0) {
+      bwd_sm90_load<Instance, true>(args, memory);
+    } else if (role == 1) {
+      bwd_sm90_load<Instance, false>(args, memory);
+    } else if constexpr (kConfig.plans_apart()) {
+      if (role == 2) bwd_sm90_plan_tiles<Instance>(args, memory);
+    }
     return;
   }
   // In a cluster addresses have the rank of the CTA in bits above 2^18, which a descriptor has not.

@@ -147,7 +147,7 @@ struct BwdSm90Bf16x3Consumer : BwdSm90Keys<Instance> {
   /// Adds dQ of a step: each warp its 16 queries, straight from registers.
   __device__ __forceinline__ void add_dq(const Product& acc, const Work& work, const BwdSm90Steps& at) const {
     const BackwardArgs& b = args.b;
-    const BwdSm90Turn turn = BwdSm90Turn::of(b, work, at, kM, kN, warp()).of_half(own());
+    const BwdSm90Turn turn = BwdSm90Turn::of(b, work, at.head, at.n, kM, kN, warp()).of_half(own());
     if (BwdSm90Turn::wanted(b)) {
       if (lane() == 0) turn.acquire();
       __syncwarp();  // the warp may add

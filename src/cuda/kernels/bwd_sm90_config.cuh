@@ -19,7 +19,7 @@ struct BwdSm90Config {
   int head_dim, head_dim_v;  ///< padded to multiples of 32
   int tile_m;                ///< queries of a step: 64, or 128 where S and dP of 128 fit the registers
   int q_stages = 2, do_stages = 2;
-  /// Of K. With two, dQ of a tile's last step is computed in the first step of the next tile.
+  /// Of K. With two, dQ of a tile's last step is computed in the first step of the next tile, with one behind the last.
   int k_stages = 2;
   /// Whether each consumer sums one gradient, of the same 64 keys: the first dV, the second dK. Else both, of 64 keys of
   /// its own: their accumulators take (D + Dv) / 2 registers.
@@ -45,16 +45,21 @@ struct BwdSm90Config {
 
   /// setmaxnreg: of 65536 registers 504 are left a lane of three warpgroups, 512 of four. ptxas wants accumulators to begin
   /// at register 24 or later: 64 for the 32 of a slice of dQ.
-  constexpr int producer_registers() const { return one_gradient ? 32 : 40; }
-  constexpr int consumer_registers() const { return one_gradient ? 208 : 232; }
+  constexpr int producer_registers() const { return dq_behind() ? 24 : one_gradient ? 32 : 40; }
+  constexpr int consumer_registers() const { return dq_behind() ? 240 : one_gradient ? 208 : 232; }
   static constexpr int kDqRegisters = 64;
 
   /// dQ of a step is computed slice by slice: 64 queries x 64 columns, 32 registers a thread.
   static constexpr int kSlice = 64;
   constexpr int slices() const { return tile_m / kSlice * strips(head_dim); }
   static constexpr int kSliceBytes = kSlice * kSlice * 4;
+  /// Whether each consumer sums both gradients and adds its share of dQ from registers, behind a step's other products: where sums of
+  /// more than 128 registers leave none for dQ beside these, and shared memory has no room for a second K.
+  constexpr bool dq_behind() const { return !one_gradient && parts == 1 && k_stages == 1; }
+  /// Whether a warp of its own plans: loaders of 24 registers have none for it.
+  constexpr bool plans_apart() const { return dq_behind(); }
   /// Whether consumers stage dQ in shared memory for warps that add it.
-  constexpr bool stages_dq() const { return !one_gradient && parts == 1 && !chain; }
+  constexpr bool stages_dq() const { return !one_gradient && parts == 1 && !chain && !dq_behind(); }
   /// Whether the warps that add dQ can add dS to the gradient of a bias as well.
   constexpr bool adds_dbias() const { return expression && stages_dq(); }
   /// Whether there is room for a slice of dQ of each consumer: staged here, or by another CTA.
@@ -89,7 +94,7 @@ struct BwdSm90Config {
   constexpr int barriers_at() const { return routes_at() + (chain ? kRoutes * kRouteBytes : 0); }
   constexpr int barriers() const {
     return 2 + 2 * k_stages + 6 * kBuffers + 4 + 2 * (q_stages + do_stages) + kConsumers +
-           (chain ? 3 * kConsumers : 0);
+           (chain ? 3 * kConsumers : 0) + (plans_apart() ? 1 : 0);
   }
   constexpr int shared_bytes() const { return barriers_at() + barriers() * 8; }
 };
@@ -272,6 +277,8 @@ struct BwdSm90Memory {
   __device__ __forceinline__ uint32_t added(int buffer) const { return turn(kBuffers + buffer); }
   __device__ __forceinline__ uint32_t passed_on(int buffer) const { return turn(2 * kBuffers + buffer); }
   __device__ __forceinline__ uint32_t full_inbox(int slice) const { return turn(3 * kBuffers + slice); }
+  /// Where a warp of its own plans.
+  __device__ __forceinline__ uint32_t loaded() const { return turn(3 * kBuffers); }
   /// Of the CTA above, or below.
   __device__ __forceinline__ uint32_t room(bool above, int slice) const {
     return full_inbox((above ? 2 : 1) * kConfig.kConsumers + slice);
@@ -321,6 +328,7 @@ struct BwdSm90Memory {
     for (int w = 0; w < kConfig.kConsumers; ++w) ptx::mbarrier_init(empty_dq(w), 1);
     for (int i = 0; i < (kConfig.chain ? 3 * kConfig.kConsumers : 0); ++i)
       ptx::mbarrier_init(full_inbox(i), 1);
+    if constexpr (kConfig.plans_apart()) ptx::mbarrier_init(loaded(), 1);
     ptx::mbarrier_init_fence();
   }
 
@@ -336,14 +344,13 @@ struct BwdSm90Turn {
   int number;  ///< of this tile's block
   bool waits;  ///< whether the block behind it adds before
 
-  /// Of a step; `part` of its sums has an order of its own. Null flag: no order.
-  __device__ __forceinline__ static BwdSm90Turn of(const BackwardArgs& b, const BwdSm90Work& work,
-                                                   const BwdSm90Steps& step, int tile_m, int tile_n,
-                                                   int part) {
+  /// Of block n of a head, counted over all sequences; `part` of its sums has an order of its own. Null flag: no order.
+  __device__ __forceinline__ static BwdSm90Turn of(const BackwardArgs& b, const BwdSm90Work& work, int head,
+                                                   int n, int tile_m, int tile_n, int part) {
     if (b.dq_semaphore == nullptr) return {nullptr, 0, false};
-    return {b.dq_semaphore + b.semaphore_at(0, step.head, step.n * tile_m, 0) + part,
+    return {b.dq_semaphore + b.semaphore_at(0, head, n * tile_m, 0) + part,
             work[BwdSm90Work::kFirstKey] / tile_n,
-            step.n >= work[BwdSm90Work::kBeforeBegin] && step.n < work[BwdSm90Work::kBeforeEnd]};
+            n >= work[BwdSm90Work::kBeforeBegin] && n < work[BwdSm90Work::kBeforeEnd]};
   }
   /// The same, of the half of the block that a consumer adds: the second consumer's comes before the first's.
   __device__ __forceinline__ BwdSm90Turn of_half(int consumer) const {

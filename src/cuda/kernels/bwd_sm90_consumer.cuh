@@ -28,6 +28,7 @@ struct BwdSm90Consumer : BwdSm90Scores<Instance, kPart> {
   using Base::consumer, Base::keys, Base::mask, Base::mask_rounded, Base::read_tile;
   using Base::copy_pairs, Base::find_seen, Base::find_kept, Base::mark_dropped, Base::clear_dropped;
   using Base::kConfig, Base::kM, Base::kN, Base::kD, Base::kDv, Base::kRowBytes, Base::kSwizzle;
+  using Base::kDqBehind, Base::kDqLate;
   using Base::kSumsDv, Base::kSumsDk, Base::kBoth, Base::kHasSlope, Base::kDpBesideP, Base::kCopiesPairs;
   using Base::score_gradients;
   using Base::to_operand, Base::hand_over, Base::take_over, Base::store_ds;
@@ -189,6 +190,7 @@ struct BwdSm90Consumer : BwdSm90Scores<Instance, kPart> {
     Ahead ahead;
     uint32_t steps = 0, tiles = 0;  ///< that this CTA has done; of the tiles those with steps
     bool looked = false;            ///< `ahead` is that of the next step
+    Place before{0, 0};             ///< of the last step, where its dQ is computed behind the next
     Sums sums;
   };
 
@@ -226,7 +228,7 @@ struct BwdSm90Consumer : BwdSm90Scores<Instance, kPart> {
     if constexpr (kConfig.dropout) mark_dropped(p, beside.kept);
   }
   /// A step: block n of the queries of one head of the tile's group, the `first` of its tile, or with `more` behind it. A consumer that sums
-  /// both gradients computes in it its slice of dQ of the step before, whose dS both consumers have written long ago, and
+  /// both gradients computes in it its share of dQ of the step before, whose dS both consumers have written long ago, and
   /// looks at what comes next while its last products run.
   __device__ __forceinline__ void step(State& state, int n, bool first, bool more, int head) const {
     const uint32_t count = state.steps;
@@ -256,6 +258,7 @@ struct BwdSm90Consumer : BwdSm90Scores<Instance, kPart> {
     constexpr int kBesideP = kBoth && kDpBesideP ? 1 : 0;
     if constexpr (kSumsDv) weigh_step<kBesideP>(state, acc_s, p, factor, beside, {n, head}, masked);
     if constexpr (kSumsDk && !kDpBesideP) issue_dp(acc_dp, state.tiles, first, slot, do_at);
+    if constexpr (kDqBehind) issue_gradient<kDv>(state.sums.dv, p, do_at);  // beside it
     if constexpr (!kSumsDk) {
       release(memory.empty_q(s));
       ptx::mbarrier_wait(memory.empty_ds(buffer.index), buffer.phase ^ 1);
@@ -267,17 +270,20 @@ struct BwdSm90Consumer : BwdSm90Scores<Instance, kPart> {
         ptx::mbarrier_wait(memory.full_factor(buffer.index), buffer.phase);
         take_over(factor, buffer.index);
       }
-      score_gradients(factor, acc_dp, ds, s);
+      Base::template score_gradients<kDqBehind ? 1 : 0>(factor, acc_dp, ds, s);
       if (!more) release(memory.empty_v());
       if (masked) mask_rounded(ds, tile.work, n);
       pass_on(ds, buffer);
     }
     if constexpr (kSumsDv && kConfig.dropout) clear_dropped(p);
-    if constexpr (kBoth) issue_dq(acc_dq, count - 1, (first ? k.index ^ 1 : k.index) * kConfig.k_bytes());
+    if constexpr (kDqLate) issue_dq(acc_dq, count - 1, (first ? k.index ^ 1 : k.index) * kConfig.k_bytes());
     ptx::wgmma_fence();
-    if constexpr (kSumsDv) issue_gradient<kDv>(state.sums.dv, p, do_at);
+    if constexpr (kSumsDv && !kDqBehind) issue_gradient<kDv>(state.sums.dv, p, do_at);
     if constexpr (kSumsDk) issue_gradient<kD>(state.sums.dk, ds, q_at);
-    if constexpr (kBoth) {
+    if constexpr (kDqBehind) {
+      if (more) look_behind(state, {n, head}, true);
+      state.looked = more;
+    } else if constexpr (kBoth) {
       finish_dq<2>(acc_dq, count - 1);
       if (first && state.tiles > 0)
         release(memory.empty_k(k.index ^ 1));  // dQ of the tile before is computed
@@ -292,6 +298,11 @@ struct BwdSm90Consumer : BwdSm90Scores<Instance, kPart> {
       ptx::wgmma_wait<0>();
       ptx::wgmma_done(state.sums.dk);
       release(memory.empty_q(s));
+    }
+    if constexpr (kDqBehind) {
+      if (!first) add_dq(count - 1, tile.work, state.before);
+      if (!more) add_dq(count, tile.work, {n, head});  // before K leaves
+      state.before = {n, head};
     }
     ++state.steps;
   }
@@ -335,6 +346,40 @@ struct BwdSm90Consumer : BwdSm90Scores<Instance, kPart> {
     ptx::async_proxy_fence();  // dS, which both consumers have written, for the product
     ptx::wgmma_fence();
     Dq{{args, memory, this->base16}}.issue(acc, ds.index, k_at, consumer);
+  }
+  /// This consumer's half of the columns of dQ of step number `count`, which is at `at`: a slice at the outer edge and half a slice in the
+  /// middle, while no other product of it runs.
+  __device__ __forceinline__ void add_dq(uint32_t count, const Work& work, Place at) const {
+    constexpr int kSlice = kConfig.kSlice, kHalf = kSlice / 2;
+    const RingSlot<kConfig.kBuffers> ds(count);
+    const Dq dq{{args, memory, this->base16}};
+    const int outer = consumer * 2 * kSlice, middle = kSlice + consumer * kHalf;
+    float acc[kSlice / 2], acc_half[kHalf / 2];
+    ptx::mbarrier_wait(memory.full_ds(ds.index), ds.phase);
+    ptx::async_proxy_fence();  // dS, which both consumers have written, for the products
+    ptx::wgmma_fence();
+    dq.template issue_columns<kSlice>(acc, ds.index, 0, 0, outer);
+    dq.template issue_columns<kHalf>(acc_half, ds.index, 0, 0, middle);
+    const int head = work[Work::kBatch] * args.b.p.heads_q + work[Work::kHeadKv] * args.b.p.group + at.head;
+    float* const sums = Dq::sums_of(args.b, head, at.n);
+    const auto turn = [&] {
+      return BwdSm90Turn::of(args.b, work, head, at.n, kM, kN, 4 * consumer + warp());
+    };
+    if (BwdSm90Turn::wanted(args.b)) {
+      if (lane() == 0) turn().acquire();
+      __syncwarp();  // the warp may add
+    }
+    ptx::wgmma_wait<1>();
+    ptx::wgmma_done(acc);
+    Dq::add_registers(acc, sums, outer);
+    ptx::wgmma_wait<0>();
+    ptx::wgmma_done(acc_half);
+    release(memory.empty_ds(ds.index));
+    Dq::add_registers(acc_half, sums, middle);
+    if (BwdSm90Turn::wanted(args.b)) {
+      __syncwarp();  // the warp has added
+      if (lane() == 0) turn().release();
+    }
   }
   /// Waits for it, with kBehind groups of products behind it, and stages it for the writer, or passes it on.
   template <int kBehind>
@@ -384,7 +429,7 @@ struct BwdSm90Consumer : BwdSm90Scores<Instance, kPart> {
 
   /// All tiles of this CTA.
   __device__ __forceinline__ void run() const {
-    static_assert(!kBoth || kConfig.k_stages == 2);
+    static_assert(!kDqLate || kConfig.k_stages == 2);
     State state;
     state.tile = open(0, 0);
     while (state.tile.steps >= 0) {
@@ -403,17 +448,18 @@ struct BwdSm90Consumer : BwdSm90Scores<Instance, kPart> {
           step(state, at.n, left == tile.steps, left > 1, at.head);
           at = place_behind(tile, at);
         }
-        if constexpr (!kSumsDk) release(memory.empty_k(RingSlot<kConfig.k_stages>(state.tiles).index));
+        if constexpr (!kSumsDk || kDqBehind)
+          release(memory.empty_k(RingSlot<kConfig.k_stages>(state.tiles).index));
         ++state.tiles;
       }
       write_sums(tile, state.sums);
-      if (!kBoth || tile.steps == 0) {
+      if (!kDqLate || tile.steps == 0) {
         state.next = open(tile.number + 1, state.tiles);
         state.looked = false;
       }
       state.tile = state.next;
     }
-    if (kBoth && state.steps > 0) {
+    if (kDqLate && state.steps > 0) {
       typename Dq::Slice acc_dq;
       issue_dq(acc_dq, state.steps - 1,
                RingSlot<kConfig.k_stages>(state.tiles - 1).index * kConfig.k_bytes());

@@ -33,12 +33,19 @@ struct BwdSm90Dq : BwdSm90Warpgroup<Instance> {
 
   /// acc = (64 queries of dS) (64 columns of K, which lies at k_at), over all keys of the tile.
   __device__ __forceinline__ void issue(Slice& acc, int buffer, int k_at, int slice) const {
-    const uint64_t a =
-        descriptor(tile::wgmma_k_major(0, kSwizzle), kConfig.ds_at() + buffer * kConfig.ds_bytes() +
-                                                         slice / kSlicesAcross * kSlice * kRowBytes);
+    issue_columns<kSlice>(acc, buffer, k_at, slice / kSlicesAcross * kSlice, slice % kSlicesAcross * kSlice);
+  }
+  /// acc = (64 queries of dS, from `row` on) (kColumns columns of K, from `column` on), over all keys of the tile. A descriptor may
+  /// begin 64 bytes inside a strip.
+  template <int kColumns>
+  __device__ __forceinline__ void issue_columns(float (&acc)[kColumns / 2], int buffer, int k_at, int row,
+                                                int column) const {
+    const uint64_t a = descriptor(tile::wgmma_k_major(0, kSwizzle),
+                                  kConfig.ds_at() + buffer * kConfig.ds_bytes() + row * kRowBytes);
     const uint64_t b =
-        descriptor(tile::wgmma_mn_major(0, kSwizzle, kN), k_at + slice % kSlicesAcross * kN * kRowBytes);
-    using Product = ptx::Wgmma<kSlice>;
+        descriptor(tile::wgmma_mn_major(0, kSwizzle, kN),
+                   k_at + column / kConfig.kStrip * kN * kRowBytes + column % kConfig.kStrip * 2);
+    using Product = ptx::Wgmma<kColumns>;
 #pragma unroll
     for (int i = 0; i < kN / 16; ++i) {
       const uint64_t a_step = a + tile::wgmma_start_step(i / 4 * kM * kRowBytes + i % 4 * 32);
@@ -116,9 +123,18 @@ struct BwdSm90Dq : BwdSm90Warpgroup<Instance> {
 
   // --- to dq_sum ---
 
-  /// Where the sums of dQ of a step are.
-  __device__ __forceinline__ static float* sums_of(const BackwardArgs& b, const BwdSm90Steps& step) {
-    return b.dq_sum + (int64_t{step.head} * b.rows + step.n * kM) * kD;
+  /// Where the sums of dQ of block n of a head are, which is counted over all sequences.
+  __device__ __forceinline__ static float* sums_of(const BackwardArgs& b, int head, int n) {
+    return b.dq_sum + (int64_t{head} * b.rows + n * kM) * kD;
+  }
+  /// Adds a warp's 16 queries of columns from `column` on, straight from registers, to `sums`, those of the block.
+  template <int kRegisters>
+  __device__ __forceinline__ static void add_registers(const float (&acc)[kRegisters], float* sums,
+                                                       int column) {
+    float* const to = sums + warp() * (kRow16 / 4) + column / 8 * (kFragment / 4) + lane() * 4;
+#pragma unroll
+    for (int t = 0; t < kRegisters / 4; ++t)
+      ptx::red_add_v4(to + t * (kFragment / 4), acc[4 * t], acc[4 * t + 1], acc[4 * t + 2], acc[4 * t + 3]);
   }
   /// Adds what a warp has staged of a slice at `from` to `sums`, those of the step: contiguous, one bulk reduction, of the
   /// columns that exist.
@@ -134,8 +150,7 @@ struct BwdSm90Dq : BwdSm90Warpgroup<Instance> {
     const RingSlot<kConfig.kBuffers> ds(count);
     ptx::mbarrier_wait(memory.full_ds(ds.index), ds.phase);
     ptx::async_proxy_fence();  // dS, which the consumer has written, for the products
-    float* const of_lane = sums + warp() * (kRow16 / 4) + lane() * 4;
-#pragma unroll 1  // one slice's descriptors in uniform registers at a time
+#pragma unroll 1               // one slice's descriptors in uniform registers at a time
     for (int slice = 0; slice < kConfig.slices(); ++slice) {
       Slice acc;
       ptx::wgmma_fence();
@@ -145,10 +160,7 @@ struct BwdSm90Dq : BwdSm90Warpgroup<Instance> {
       ptx::wgmma_wait<0>();
       ptx::wgmma_done(acc);
       if (slice + 1 == kConfig.slices()) release(memory.empty_ds(ds.index));
-#pragma unroll
-      for (int t = 0; t < kSlice / 8; ++t)
-        ptx::red_add_v4(of_lane + slice * (kPart / 4) + t * (kFragment / 4), acc[4 * t], acc[4 * t + 1],
-                        acc[4 * t + 2], acc[4 * t + 3]);
+      add_registers(acc, sums, slice * kSlice);
     }
     if (BwdSm90Turn::wanted(args.b)) release(memory.added(ds.index));
   }
@@ -167,7 +179,7 @@ struct BwdSm90Dq : BwdSm90Warpgroup<Instance> {
       const bool any = steps.left > 0;
 #pragma unroll 1
       for (; steps.left > 0; steps.next(), ++count)
-        step(count, k.index * kConfig.k_bytes(), sums_of(args.b, steps));
+        step(count, k.index * kConfig.k_bytes(), sums_of(args.b, steps.head, steps.n));
       if (any) release(memory.empty_k(k.index)), ++keys_read;
       release(memory.empty_work(tile));
     }

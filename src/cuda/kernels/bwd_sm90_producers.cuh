@@ -104,13 +104,15 @@ template <class Instance>
 __device__ __forceinline__ int bwd_sm90_next_index(const TmaBackwardArgs& args, int index) {
   ptx::wait_for_launches_before();  // the counter is zero
   if constexpr (Instance::kConfig.chain) return index + static_cast<int>(gridDim.x) / args.b.cluster;
-  const int given = args.b.dq_semaphore != nullptr ? 0 : static_cast<int>(gridDim.x);
+  // As many as CTAs, or where there are fewer tiles than slots all.
+  const int given = args.b.dq_semaphore != nullptr ? 0 : args.b.slots;
   return given + atomicAdd(args.b.tile_counter, 1);
 }
 
-/// Plans tile number `tile` of this CTA: that of `index` or, where it has no keys, the next that nobody has. One thread.
+/// Plans tile number `tile` of this CTA: that of `index` or, where it has no keys, the next that nobody has; whether there is any.
+/// One thread.
 template <class Instance>
-__device__ __forceinline__ void bwd_sm90_plan(const TmaBackwardArgs& args,
+__device__ __forceinline__ bool bwd_sm90_plan(const TmaBackwardArgs& args,
                                               const BwdSm90Memory<Instance>& memory, uint32_t tile,
                                               int index) {
   const BackwardArgs& b = args.b;
@@ -120,6 +122,18 @@ __device__ __forceinline__ void bwd_sm90_plan(const TmaBackwardArgs& args,
     index = bwd_sm90_next_index<Instance>(args, index);
   if (index >= count) memory.work(tile).set(BwdSm90Work::kSteps, -1);
   ptx::mbarrier_arrive(memory.full_work(tile));
+  return index < count;
+}
+/// Plans the tiles of this CTA, where the loader of Q does not. One thread.
+template <class Instance>
+__device__ __forceinline__ void bwd_sm90_plan_tiles(const TmaBackwardArgs& args,
+                                                    const BwdSm90Memory<Instance>& memory) {
+  if constexpr (Expression::kHasSees) ptx::wait_for_launches_before();  // which blocks are seen is known
+  int index = bwd_sm90_first_index<Instance>(args);
+  for (uint32_t tile = 0; bwd_sm90_plan(args, memory, tile, index); ++tile) {
+    ptx::mbarrier_wait(memory.loaded(), tile & 1);  // all of it has been asked for
+    index = bwd_sm90_next_index<Instance>(args, index);
+  }
 }
 
 /// Loads K or V of a tile, the CTA's number `keys`.
@@ -143,7 +157,8 @@ __device__ __forceinline__ void bwd_sm90_load_keys(const TmaBackwardArgs& args,
                   work[BwdSm90Work::kRowK] + work[BwdSm90Work::kFirstKey], work[BwdSm90Work::kHeadKv], batch);
 }
 
-/// Loads Q and lse of each step and K of each tile, and plans the tiles (kQ); or loads dO, delta and V. One thread.
+/// Loads Q and lse of each step and K of each tile, and plans the tiles unless a warp of its own does (kQ); or loads dO, delta and V. One
+/// thread.
 template <class Instance, bool kQ>
 __device__ __forceinline__ void bwd_sm90_load(const TmaBackwardArgs& args,
                                               const BwdSm90Memory<Instance>& memory) {
@@ -155,10 +170,11 @@ __device__ __forceinline__ void bwd_sm90_load(const TmaBackwardArgs& args,
   uint32_t step = 0, keys = 0;
   int next = 0;
   if constexpr (Expression::kHasSees) ptx::wait_for_launches_before();  // which blocks are seen is known
-  if constexpr (kQ) next = bwd_sm90_first_index<Instance>(args);
+  constexpr bool kPlans = kQ && !kConfig.plans_apart();
+  if constexpr (kPlans) next = bwd_sm90_first_index<Instance>(args);
   [[maybe_unused]] BwdSm90Routes routes{b, kConfig.chain ? ptx::cta_rank() : 0};
   for (uint32_t tile = 0;; ++tile) {
-    if constexpr (kQ) bwd_sm90_plan(args, memory, tile, next);
+    if constexpr (kPlans) bwd_sm90_plan(args, memory, tile, next);
     ptx::mbarrier_wait(memory.full_work(tile), tile / 2 & 1);
     const BwdSm90Work work = memory.work(tile);
     BwdSm90Steps steps(b, work);
@@ -185,7 +201,8 @@ __device__ __forceinline__ void bwd_sm90_load(const TmaBackwardArgs& args,
     }
     ptx::mbarrier_arrive(memory.empty_work(tile));
     // Not earlier: the steps that are loaded ahead hide the wait, and a tile that lies reserved keeps others from their turn.
-    if constexpr (kQ) next = bwd_sm90_next_index<Instance>(args, next);
+    if constexpr (kPlans) next = bwd_sm90_next_index<Instance>(args, next);
+    if constexpr (kQ && kConfig.plans_apart()) ptx::mbarrier_arrive(memory.loaded());
   }
 }
 
@@ -255,8 +272,8 @@ struct BwdSm90Writer {
           ++count;
           __syncwarp();  // the warp waits for what is staged as a whole
         }
-        add({BwdSm90Dq<Instance>::sums_of(args.b, steps),
-             BwdSm90Turn::of(args.b, work, steps, kConfig.tile_m, kConfig.tile_n(), w)});
+        add({BwdSm90Dq<Instance>::sums_of(args.b, steps.head, steps.n),
+             BwdSm90Turn::of(args.b, work, steps.head, steps.n, kConfig.tile_m, kConfig.tile_n(), w)});
       }
       ptx::mbarrier_arrive(memory.empty_work(tile));
     }
@@ -280,7 +297,8 @@ __device__ __forceinline__ void bwd_sm90_take_turns(const TmaBackwardArgs& args,
     if (steps.left < 0) return;
     for (; steps.left > 0; steps.next(), ++count) {
       const RingSlot<kConfig.kBuffers> slot(count);
-      const BwdSm90Turn turn = BwdSm90Turn::of(args.b, work, steps, kConfig.tile_m, kConfig.tile_n(), 0);
+      const BwdSm90Turn turn =
+          BwdSm90Turn::of(args.b, work, steps.head, steps.n, kConfig.tile_m, kConfig.tile_n(), 0);
       if constexpr (kAcquires) {
         ptx::mbarrier_wait(memory.passed_on(slot.index), slot.phase ^ 1);
         turn.acquire();

@@ -52,8 +52,11 @@ struct BwdSm90Scores : BwdSm90Keys<Instance> {
   static constexpr bool kHasSlope = kConfig.softcap || (kConfig.expression && !Expression::kSlopeIsOne);
   /// Whether elements of a tensor of pairs are copied a step ahead, to where the step's dS will be.
   static constexpr bool kCopiesPairs = Expression::kReadsPairs && kBoth;
+  /// How a consumer that sums both gradients computes its share of dQ: behind a step's other products, or beside them.
+  static constexpr bool kDqBehind = kBoth && kConfig.dq_behind(), kDqLate = kBoth && !kDqBehind;
   /// Whether dP is computed while P is: with 128 queries terms have no registers for both.
-  static constexpr bool kDpBesideP = kSumsDk && !kConfig.dp_behind_p && !(kHasTerm && kM == 128);
+  static constexpr bool kDpBesideP =
+      kSumsDk && !kConfig.dp_behind_p && !kDqBehind && !(kHasTerm && kM == 128);
   int consumer;  ///< 0 or 1; uniform
 
   /// Which 64 of the tile's keys are its own.
@@ -258,13 +261,14 @@ struct BwdSm90Scores : BwdSm90Keys<Instance> {
 #pragma unroll
     for (int i = 0; i < kM / 4; ++i) operand[i / 4][i % 4] = pack<T>(x[2 * i], x[2 * i + 1]);
   }
-  /// Waits for dP: dS = factor (dP - delta), the factor being P times the slope of the score.
+  /// Waits for dP, with kBehind groups of products behind it: dS = factor (dP - delta), the factor being P times the slope of the score.
+  template <int kBehind>
   __device__ __forceinline__ void score_gradients(const Operand& factor, Scores& dp, Operand& ds,
                                                   int s) const {
     Statistics delta;
-    constexpr bool kEarly = kBoth && kM == 64 && !kHasTerm;  // others have no registers for it
+    constexpr bool kEarly = kDqLate && kM == 64 && !kHasTerm;  // others have no registers for it
     if constexpr (kEarly) delta.read(memory.delta(s));
-    ptx::wgmma_wait<0>();
+    ptx::wgmma_wait<kBehind>();
     ptx::wgmma_done(dp);
     if constexpr (!kEarly) delta.read(memory.delta(s));
 #pragma unroll
