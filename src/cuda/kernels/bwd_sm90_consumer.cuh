@@ -184,13 +184,18 @@ struct BwdSm90Consumer : BwdSm90Scores<Instance, kPart> {
     return n == tile.m_end ? Place{tile.m_begin, at.head + 1} : Place{n, at.head};
   }
 
+  /// The same the other way, of all blocks.
+  __device__ __forceinline__ static Place place_before(const Tile& tile, Place at) {
+    static_assert(!Expression::kHasSees || !kDqBehind);
+    return at.n == tile.m_begin ? Place{tile.m_end - 1, at.head - 1} : Place{at.n - 1, at.head};
+  }
+
   /// What this consumer keeps from step to step.
   struct State {
     Tile tile, next;  ///< `next` is known from the last step of `tile` on
     Ahead ahead;
     uint32_t steps = 0, tiles = 0;  ///< that this CTA has done; of the tiles those with steps
     bool looked = false;            ///< `ahead` is that of the next step
-    Place before{0, 0};             ///< of the last step, where its dQ is computed behind the next
     Sums sums;
   };
 
@@ -300,9 +305,8 @@ struct BwdSm90Consumer : BwdSm90Scores<Instance, kPart> {
       release(memory.empty_q(s));
     }
     if constexpr (kDqBehind) {
-      if (!first) add_dq(count - 1, tile.work, state.before);
+      if (!first) add_dq(count - 1, tile.work, place_before(tile, {n, head}));
       if (!more) add_dq(count, tile.work, {n, head});  // before K leaves
-      state.before = {n, head};
     }
     ++state.steps;
   }
