@@ -152,11 +152,7 @@ struct BwdSm90Bf16x3Consumer : BwdSm90Keys<Instance> {
       if (lane() == 0) turn.acquire();
       __syncwarp();  // the warp may add
     }
-    float* const of_lane = Dq::sums_of(b, at) + warp() * (Dq::kRow16 / 4) + lane() * 4;
-#pragma unroll
-    for (int t = 0; t < kColumns / 8; ++t)
-      ptx::red_add_v4(of_lane + t * (Dq::kFragment / 4), acc[4 * t], acc[4 * t + 1], acc[4 * t + 2],
-                      acc[4 * t + 3]);
+    Dq::add_registers(acc, Dq::sums_of(b, at.head, at.n), 0);
     if (BwdSm90Turn::wanted(b)) {
       __syncwarp();  // the warp has added
       if (lane() == 0) turn.release();
