@@ -811,6 +811,17 @@ TEST(Schedule, TilesOfABackwardEndEvenly) {
   }
 }
 
+TEST(Launch, KernelsThatAddInAnyOrderAreNotForTheSameBits) {
+  Kernel kernel = kPlain64;
+  kernel.kind = KernelKind::kBackward;
+  kernel.any_order = true;
+  const AttentionProblem p = problem(2, 300, 300, 6, 6, 64);
+  KernelRequest request(p, hopper());
+  EXPECT_EQ(cannot_because(kernel, request), "");
+  request.same_bits = true;
+  EXPECT_EQ(cannot_because(kernel, request), "adds to dq in any order, not with the same bits each time");
+}
+
 Kernel chain() {
   Kernel kernel = kPlain64;
   kernel.kind = KernelKind::kBackward;

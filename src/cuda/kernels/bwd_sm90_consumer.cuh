@@ -351,8 +351,8 @@ struct BwdSm90Consumer : BwdSm90Scores<Instance, kPart> {
     ptx::wgmma_fence();
     Dq{{args, memory, this->base16}}.issue(acc, ds.index, k_at, consumer);
   }
-  /// This consumer's half of the columns of dQ of step number `count`, which is at `at`: a slice at the outer edge and half a slice in the
-  /// middle, while no other product of it runs.
+  /// Adds this consumer's half of the columns of dQ of step number `count`, which is at `at`: a slice at the outer edge and half a slice in
+  /// the middle, while no other product of it runs. The sums are zeros: statistics of the step come from the launch that made them so.
   __device__ __forceinline__ void add_dq(uint32_t count, const Work& work, Place at) const {
     constexpr int kSlice = kConfig.kSlice, kHalf = kSlice / 2;
     const RingSlot<kConfig.kBuffers> ds(count);
@@ -366,13 +366,6 @@ struct BwdSm90Consumer : BwdSm90Scores<Instance, kPart> {
     dq.template issue_columns<kHalf>(acc_half, ds.index, 0, 0, middle);
     const int head = work[Work::kBatch] * args.b.p.heads_q + work[Work::kHeadKv] * args.b.p.group + at.head;
     float* const sums = Dq::sums_of(args.b, head, at.n);
-    const auto turn = [&] {
-      return BwdSm90Turn::of(args.b, work, head, at.n, kM, kN, 4 * consumer + warp());
-    };
-    if (BwdSm90Turn::wanted(args.b)) {
-      if (lane() == 0) turn().acquire();
-      __syncwarp();  // the warp may add
-    }
     ptx::wgmma_wait<1>();
     ptx::wgmma_done(acc);
     Dq::add_registers(acc, sums, outer);
@@ -380,10 +373,6 @@ struct BwdSm90Consumer : BwdSm90Scores<Instance, kPart> {
     ptx::wgmma_done(acc_half);
     release(memory.empty_ds(ds.index));
     Dq::add_registers(acc_half, sums, middle);
-    if (BwdSm90Turn::wanted(args.b)) {
-      __syncwarp();  // the warp has added
-      if (lane() == 0) turn().release();
-    }
   }
   /// Waits for it, with kBehind groups of products behind it, and stages it for the writer, or passes it on.
   template <int kBehind>

@@ -56,7 +56,7 @@ struct BwdSm90Keys : BwdSm90Warpgroup<Instance> {
   }
   /// lse or delta of some of the queries of a step, those of this lane's columns.
   struct Statistics {
-    static constexpr int kQueries = kConfig.dq_behind() ? 32 : 64;  // registers are short
+    static constexpr int kQueries = kConfig.dq_behind() ? 16 : 64;  // registers are short
     uint2 of[kQueries / 8];
     __device__ __forceinline__ void read(uint32_t from) {
 #pragma unroll

@@ -290,6 +290,10 @@ std::string chain_clause(const Kernel& k, const KernelRequest& r) {
   return "";
 }
 
+std::string order_clause(const Kernel& k, const KernelRequest& r) {
+  return k.any_order && r.same_bits ? "adds to dq in any order, not with the same bits each time" : "";
+}
+
 /// Why a kernel that reads the bias pair by pair, in rows of elements of `dtype` side by side, cannot take dS for its gradient;
 /// "" when it can.
 std::string ds_is_not_dbias(const AttentionProblem& p, DType dtype) {
@@ -326,7 +330,7 @@ constexpr std::array kConditions = {
     length_clause,   head_size_clause, terms_clause,      key_dtype_clause, e4m3_operands_clause,
     keys_clause,     lists_clause,     tma_clause,        pages_clause,     values_in_keys_clause,
     stream_clause,   cluster_clause,   chain_clause,      alignment_clause, shared_memory_clause,
-    dbias_clause};
+    dbias_clause,    order_clause};
 
 /// A clause, and how many of the conditions before it held: the kernel that got furthest tells most.
 struct Verdict {

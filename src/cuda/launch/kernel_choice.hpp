@@ -23,6 +23,7 @@ struct KernelRequest {
   const char* name_pattern;  ///< of fnmatch: main kernels of other names are refused; null: none is
   KeySplits splits;
   bool values_in_keys = false;  ///< v is the first columns of k
+  bool same_bits = false;       ///< gradients are to have the same bits each time
   uint32_t terms;               ///< terms_of(problem)
   /// Kernels that have shown that they cannot: they do not load, or spill what an expression needs.
   std::vector<const Kernel*> excluded;

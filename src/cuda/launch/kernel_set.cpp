@@ -55,6 +55,7 @@ class Collector {
 
   KernelRequest request_of(const AttentionProblem& problem) const {
     KernelRequest request(problem, target_.device, asked_.any_address, asked_.name_pattern, asked_.splits);
+    request.same_bits = asked_.deterministic;
     request.values_in_keys = asked_.values_in_keys;
     return request;
   }
