@@ -9,6 +9,7 @@
 // the table has them.
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 #include <limits>
 
 #include "cpu/forward.hpp"
@@ -129,19 +130,36 @@ bool all_finite(const KeyRows& values, const tile::Range& keys, const Staging& s
   return finite;
 }
 
-/// Where the rows of a step lie.
-struct RowAddresses {
-  const char* rows[kBlockKeys];
-  int64_t n = 0;
-
-  void find(const KeyRows& keys, const tile::Range& range) {
-    n = range.size();
-    keys.for_each_run(range.begin, n, [&](int64_t x, const MatrixView& run, int64_t count) {
-      const int64_t bytes = run.stride * size_of(keys.type());
-      const char* const first = run.data;  // rows could point to run, the compiler thinks
-      for (int64_t i = 0; i < count; ++i) rows[x + i] = first + i * bytes;
-    });
+/// Where the rows of a step lie, for tiles.
+class StepRows {
+ public:
+  /// Rows of `size` elements, in groups that lie evenly: those of one that is in several pages are copied to `buffer`, which has room for a step.
+  /// A pointer for each row would take as long as its products.
+  void find(const KeyRows& keys, const tile::Range& range, int64_t size, char* buffer) {
+    const int64_t n = range.size();
+    n_ = n;
+    const int64_t bytes = size_of(keys.type()), stride = keys.stride() * bytes, row_bytes = size * bytes;
+    const bool one_run = keys.run(range.begin, n) == n;
+    const char* const first = keys.row(range.begin);
+    for (int64_t x = 0; x < n; x += kGroupRows) {
+      const int64_t j = range.begin + x, count = std::min(kGroupRows, n - x);
+      if (one_run) {
+        groups_[x / kGroupRows] = {first + x * stride, stride};
+      } else if (keys.run(j, count) == count) {
+        groups_[x / kGroupRows] = {keys.row(j), stride};
+      } else {
+        char* const to = buffer + x * row_bytes;
+        for (int64_t r = 0; r < count; ++r) std::memcpy(to + r * row_bytes, keys.row(j + r), row_bytes);
+        groups_[x / kGroupRows] = {to, row_bytes};
+      }
+    }
   }
+  TileRows rows(int64_t size, DType type) const { return {groups_, n_, size, type}; }
+  TilesAhead ahead(int64_t size, DType type) const { return {groups_, n_, size * size_of(type)}; }
+
+ private:
+  int64_t n_ = 0;
+  RowGroup groups_[kBlockKeys / kGroupRows];
 };
 
 /// While it lives, tiles have their shape.
@@ -166,11 +184,12 @@ struct RowStep {
 class RowPass {
  public:
   RowPass(const Staging& staging, const ScoreTerms& terms, SeenBlocks& blocks, RowHeads heads,
-          const tile::Range& split, const ThreadScratch& scratch);
+          const tile::Range& split, const ThreadScratch& scratch, bool on_tiles);
 
   bool ends(const RowStep& step) const { return step.block.keys.empty(); }
-  RowStep first() { return find_keys(step_from(seen_.begin, 0)); }
+  RowStep first();
   RowStep behind(const RowStep& step);
+  void go_on() { now_ ^= 1; }
   void dots(const RowStep& step);
   bool weigh(const RowStep& step);
   void sums(const RowStep& step, const RowStep& next);
@@ -188,11 +207,12 @@ class RowPass {
   int64_t rows() const { return heads_[0]->lanes.count; }
   int64_t bytes() const { return size_of(s_.key_type); }
   RowStep step_from(int64_t j, int64_t head) const;
-  RowStep find_keys(const RowStep& step);
+  void find_keys(const RowStep& step, int which);
   void dots_of(const RowStep& step, const float* q, int64_t ld_q, const uint32_t* tiles, bool with_values,
                float* scores) const;
   bool dots_as_rows(const RowStep& step, const uint32_t* tiles, bool with_values, float* scores) const;
   void tile_dots(const uint32_t* tiles, bool with_values) const;
+  void scores_as_rows(const RowStep& step) const;
   bool takes_whole_tiles(const RowStep& step) const;
   bool weigh_tiles(const RowStep& step);
   void weights_as_rows(const RowStep& step) const;
@@ -207,19 +227,22 @@ class RowPass {
   tile::Range seen_;
   std::optional<Work> work_[kMostRowHeads];
   std::optional<Tiles> tiles_;
-  RowAddresses keys_, values_;  ///< for tiles: the keys of the next step as soon as it is known
-  bool weighed_ = false;        ///< weights_ are those of this step
+  StepRows keys_[2], values_;  ///< for tiles: the keys of this step and of the next one
+  int now_ = 0;                ///< this one's
+  TilesAhead next_keys_;
+  bool whole_tiles_ = false;  ///< tile_scores() are those of all rows and keys of this step
+  bool weighed_ = false;      ///< weights_ are those of this step
   alignas(64) uint32_t weights_[kTileWeightWords];
 };
 
 RowPass::RowPass(const Staging& staging, const ScoreTerms& terms, SeenBlocks& blocks, RowHeads heads,
-                 const tile::Range& split, const ThreadScratch& scratch)
+                 const tile::Range& split, const ThreadScratch& scratch, bool on_tiles)
     : s_(staging), blocks_(blocks), heads_(heads), t_(scratch) {
   const AttentionProblem& p = *heads[0]->group.problem;
   const int64_t head_size = row_head_size(s_, p.seqlen_q * p.group());
   const tile::Range& any = heads[0]->lanes.any;  // that of all heads
   seen_ = {std::max(split.begin, any.begin), std::min(split.end, any.end)};
-  if (tiles_take_rows(p, *s_.ops)) tiles_.emplace(*s_.ops);
+  if (on_tiles) tiles_.emplace(*s_.ops);
   step_keys_ = row_step_keys(p);
   const int64_t result_rows = tiles_ ? kTileQueries : rows();
   const int64_t ld_o = tiles_ ? tile_row_size(s_.d_v) : s_.padded_dv;
@@ -265,27 +288,34 @@ RowStep RowPass::step_from(int64_t j, int64_t head) const {
   }
 }
 
-RowStep RowPass::behind(const RowStep& step) {
-  const bool last = step.head + 1 == static_cast<int64_t>(heads_.size());
-  return find_keys(last ? step_from(step.block.keys.end, 0)
-                        : step_from(step.block.keys.begin, step.head + 1));
+RowStep RowPass::first() {
+  const RowStep step = step_from(seen_.begin, 0);
+  if (tiles_) find_keys(step, now_);
+  return step;
 }
 
-/// Where the keys of a step lie, for tiles.
-RowStep RowPass::find_keys(const RowStep& step) {
+RowStep RowPass::behind(const RowStep& step) {
+  const bool last = step.head + 1 == static_cast<int64_t>(heads_.size());
+  const RowStep next =
+      last ? step_from(step.block.keys.end, 0) : step_from(step.block.keys.begin, step.head + 1);
   if (tiles_) {
     s_.ops->tile_awake();
-    keys_.find(at(step).keys, step.block.keys);
+    find_keys(next, now_ ^ 1);
+    next_keys_ = keys_[now_ ^ 1].ahead(s_.d, s_.key_type);
   }
-  return step;
+  return next;
+}
+
+void RowPass::find_keys(const RowStep& step, int which) {
+  keys_[which].find(at(step).keys, step.block.keys, s_.d, t_.step_keys[which]);
 }
 
 /// Products as tiles leave them; those with k fetch v.
 void RowPass::tile_dots(const uint32_t* tiles, bool with_values) const {
-  const RowAddresses& keys = with_values ? values_ : keys_;
-  const int64_t size = with_values ? s_.d_v : s_.d;
-  const FetchRows ahead{values_.rows, with_values ? 0 : values_.n, s_.d_v * bytes()};
-  s_.ops->tile_dots(tiles, rows(), s_.type, {keys.rows, keys.n, size, s_.key_type}, tile_scores(), ahead);
+  const TileRows rows_of =
+      with_values ? values_.rows(s_.d_v, s_.key_type) : keys_[now_].rows(s_.d, s_.key_type);
+  TilesAhead ahead = with_values ? TilesAhead{} : values_.ahead(s_.d_v, s_.key_type);
+  s_.ops->tile_dots(tiles, rows(), s_.type, rows_of, tile_scores(), ahead);
 }
 
 bool RowPass::dots_as_rows(const RowStep& step, const uint32_t* tiles, bool with_values,
@@ -316,20 +346,22 @@ void RowPass::dots_of(const RowStep& step, const float* q, int64_t ld_q, const u
                         });
 }
 
-/// The scores of a step.
+/// The scores of a step: as tiles leave them, where those are all.
 void RowPass::dots(const RowStep& step) {
-  const Work& work = at(step);
-  const RowQueries& queries = work.queries;
   if (tiles_) {
-    values_.find(work.values, step.block.keys);
+    values_.find(at(step).values, step.block.keys, s_.d_v, t_.step_values);
     s_.ops->tile_awake();
   }
-  weighed_ = takes_whole_tiles(step);
-  if (weighed_) {
-    tile_dots(work.tiles, false);
-    weighed_ = weigh_tiles(step);
-    if (weighed_) return;
-  }
+  whole_tiles_ = takes_whole_tiles(step);
+  if (whole_tiles_)
+    tile_dots(at(step).tiles, false);
+  else
+    scores_as_rows(step);
+}
+
+void RowPass::scores_as_rows(const RowStep& step) const {
+  const Work& work = at(step);
+  const RowQueries& queries = work.queries;
   dots_of(step, queries.q, queries.ld_q, work.tiles, false, t_.scores);
   if (queries.qv == nullptr) return;
   float* products = t_.scores + kRowPathRows * kBlockKeys;
@@ -355,19 +387,17 @@ bool RowPass::takes_whole_tiles(const RowStep& step) const {
 /// Turns products into weights that tiles multiply, and rescales older sums. False where one is NaN.
 bool RowPass::weigh_tiles(const RowStep& step) {
   const RowProblem& a = at(step).problem;
-  float alpha[kTileQueries];
-  if (!s_.ops->tile_weigh(tile_scores(), step.block.keys.size(), rows(), s_.type, s_.key_type,
-                          a.terms.factor_of(a.group), a.out.row_max, a.out.row_sum, alpha, weights_)) {
-    return false;
-  }
-  for (int64_t r = 0; r < kTileQueries; ++r) scale_row(a, r, alpha[r]);
-  return true;
+  return s_.ops->tile_weigh(tile_scores(), step.block.keys.size(), rows(), s_.type, s_.key_type,
+                            a.terms.factor_of(a.group), {a.out.row_max, a.out.row_sum, a.o, a.ld_o}, weights_,
+                            next_keys_);
 }
 
 /// Turns the scores of a step into weights. True where its values are added, too: one by one, as some are not finite and some
 /// weights may be 0.
 bool RowPass::weigh(const RowStep& step) {
+  weighed_ = whole_tiles_ && weigh_tiles(step);
   if (weighed_) return false;
+  if (whole_tiles_) scores_as_rows(step);
   const Work& work = at(step);
   const tile::Range& keys = step.block.keys;
   const bool masked = weigh_rows(work.problem, step.block, t_.scores, tiles_.has_value());
@@ -413,8 +443,8 @@ void RowPass::sums(const RowStep& step, const RowStep& next) {
   const int64_t ld_o = work.problem.ld_o;
   int64_t done = 0;  // columns
   if (work.tiles != nullptr) {
-    done = s_.ops->tile_sums(weights_, rows(), s_.type, {values_.rows, values_.n, s_.d_v, s_.key_type}, o,
-                             ld_o, {keys_.rows, keys_.n, s_.d * bytes()});
+    done =
+        s_.ops->tile_sums(weights_, rows(), s_.type, values_.rows(s_.d_v, s_.key_type), o, ld_o, next_keys_);
     if (done == s_.d_v) return;
     if (weighed_) weights_as_rows(step);
     turn_columns(work, false);
@@ -455,17 +485,47 @@ bool tiles_take_rows(const AttentionProblem& p, const Ops& ops) {
   return ops.tile_dots != nullptr && p.seqlen_q * p.group() >= least_tile_rows(p.dtype, p[Role::kK].dtype);
 }
 
-void rows_forward(const Staging& s, const ScoreTerms& terms, SeenBlocks& blocks, RowHeads heads,
-                  int64_t first_key, int64_t last_key, const ThreadScratch& t) {
-  RowPass pass(s, terms, blocks, heads, {first_key, last_key}, t);
+namespace {
+
+void run(RowPass& pass) {
   for (RowStep step = pass.first(); !pass.ends(step);) {
     pass.dots(step);
-    const bool added = pass.weigh(step);
     const RowStep next = pass.behind(step);
+    const bool added = pass.weigh(step);
     if (!added) pass.sums(step, next);
     step = next;
+    pass.go_on();
   }
   pass.write();
+}
+
+bool any_nan(const Staging& s, const RowHead& head) {
+  bool nan = false;
+  for (int64_t r = 0; r < head.lanes.count; ++r) {
+    const float* o = head.out.o + r * s.padded_dv;
+    for (int64_t c = 0; c < s.d_v; ++c) nan |= o[c] != o[c];
+  }
+  return nan;
+}
+
+}  // namespace
+
+void rows_forward(const Staging& s, const ScoreTerms& terms, SeenBlocks& blocks, RowHeads heads,
+                  int64_t first_key, int64_t last_key, const ThreadScratch& t) {
+  const tile::Range split{first_key, last_key};
+  const bool on_tiles = tiles_take_rows(*heads[0]->group.problem, *s.ops);
+  {
+    RowPass pass(s, terms, blocks, heads, split, t, on_tiles);
+    run(pass);
+  }
+  if (!on_tiles || s.key_type != DType::kBF16) return;
+  // Tiles multiply such values where they lie, those of the neighbouring column by zeros: NaN where they are not finite. Each head by itself, so
+  // that no result depends on which heads are together.
+  for (int64_t x = 0; x < static_cast<int64_t>(heads.size()); ++x) {
+    if (!any_nan(s, *heads[x])) continue;
+    RowPass again(s, terms, blocks, heads.subspan(x, 1), split, t, false);
+    run(again);
+  }
 }
 
 }  // namespace fovea::cpu::forward_pass

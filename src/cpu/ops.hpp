@@ -47,12 +47,27 @@ struct Ahead {
   int64_t row_bytes = 0;
 };
 
-/// n rows of `size` elements of K or V, wherever they lie.
+/// Rows that lie evenly, `stride` bytes apart: kGroupRows neighbours, or what is left of them.
+struct RowGroup {
+  const char* first;
+  int64_t stride;
+
+  const char* row(int64_t r) const { return first + r * stride; }
+};
+inline constexpr int64_t kGroupRows = 16;
+/// n rows of `size` elements of K or V, wherever their groups lie.
 struct TileRows {
-  const char* const* rows;
+  const RowGroup* groups;
   int64_t n;
   int64_t size;
   DType type;
+};
+/// The first `bytes` of n rows that will be read soon: those from row `next` on have not been fetched.
+struct TilesAhead {
+  const RowGroup* groups = nullptr;
+  int64_t n = 0;
+  int64_t bytes = 0;
+  int64_t next = 0;
 };
 /// n rows of `bytes` that will be read soon.
 struct FetchRows {
@@ -61,6 +76,12 @@ struct FetchRows {
   int64_t bytes = 0;
 };
 inline constexpr int64_t kTileQueries = 16;
+/// What tiles have summed up of each query: kTileQueries rows of o, `ld` floats apart, a multiple of 16.
+struct TileSums {
+  float *row_max, *row_sum;
+  float* o;
+  int64_t ld;
+};
 /// Words of `size` elements of kTileQueries queries for tile_dots(), whatever their type.
 constexpr int64_t tile_query_words(int64_t size) {
   return (size + 63) / 64 * 64 * kTileQueries / 2 * 3;
@@ -70,7 +91,7 @@ constexpr int64_t tile_row_size(int64_t size) {
   return (size + 63) / 64 * 64;
 }
 /// Words of the weights of 128 keys for tile_sums(), whatever the type.
-inline constexpr int64_t kTileWeightWords = 128 * kTileQueries / 2 * 3;
+inline constexpr int64_t kTileWeightWords = 128 * kTileQueries * 2;
 
 /// Keys and values of one block, staged as left operands of scores() and accumulate().
 struct AttendBlock {
@@ -304,22 +325,21 @@ struct Ops {
                        DType key_type, uint32_t* staged);
   /// Products of up to 128 keys as tiles leave them: s[n][kTileQueries], n up to the next multiple of 32.
   void (*tile_dots)(const uint32_t* queries, int64_t num_q, DType query_type, const TileRows& keys, float* s,
-                    const FetchRows& ahead);
+                    TilesAhead& ahead);
   /// The same as row_dots() writes them. False where some are NaN that row_dots() may know better.
   bool (*tile_scores)(const float* s, int64_t n, int64_t num_q, DType query_type, DType key_type, float* rows,
                       int64_t ld);
   /// Turns products into weights for tile_sums(), exp2(factor * s - m), where n is a multiple of 32 and all keys are seen. Raises row_max,
-  /// the largest m, adds to row_sum, and writes the factors of older sums to alpha[kTileQueries]. False, and nothing is done, where one
-  /// is NaN. Overwrites s.
+  /// the largest m, adds to row_sum, and rescales the older sums. False, and nothing is done, where a product is NaN. Overwrites s.
   bool (*tile_weigh)(float* s, int64_t n, int64_t num_q, DType query_type, DType value_type, float factor,
-                     float* row_max, float* row_sum, float* alpha, uint32_t* weights);
+                     const TileSums& sums, uint32_t* weights, TilesAhead& ahead);
   /// Rows of up to 128 weights for tile_sums().
   void (*tile_weights)(const float* p, int64_t ldp, int64_t n, int64_t num_p, DType query_type,
                        DType value_type, uint32_t* weights);
   /// row_sums() of up to 128 keys; o has kTileQueries rows of tile_row_size(), in which columns lie as tiles have them. Returns to how many
   /// columns it added: all but where values are not finite.
   int64_t (*tile_sums)(const uint32_t* weights, int64_t num_p, DType query_type, const TileRows& values,
-                       float* o, int64_t ldo, const FetchRows& ahead);
+                       float* o, int64_t ldo, TilesAhead& ahead);
   /// Copies a row of `size` of such columns of values of `type`, in tile_row_size() floats, to one in their order; `to_tiles`: the reverse.
   /// Both may be the same row.
   void (*tile_columns)(const float* from, int64_t size, DType type, bool to_tiles, float* to);
@@ -363,15 +383,15 @@ void tile_columns_amx(const float* from, int64_t size, DType type, bool to_tiles
 bool tile_queries_amx(const float* q, int64_t ldq, int64_t num_q, int64_t size, DType query_type,
                       DType key_type, uint32_t* staged);
 void tile_dots_amx(const uint32_t* queries, int64_t num_q, DType query_type, const TileRows& k, float* s,
-                   const FetchRows& ahead);
+                   TilesAhead& ahead);
 bool tile_scores_amx(const float* s, int64_t n, int64_t num_q, DType query_type, DType key_type, float* rows,
                      int64_t ld);
 bool tile_weigh_amx(float* s, int64_t n, int64_t num_q, DType query_type, DType value_type, float factor,
-                    float* row_max, float* row_sum, float* alpha, uint32_t* weights);
+                    const TileSums& sums, uint32_t* weights, TilesAhead& ahead);
 void tile_weights_amx(const float* p, int64_t ldp, int64_t n, int64_t num_p, DType query_type,
                       DType value_type, uint32_t* weights);
 int64_t tile_sums_amx(const uint32_t* weights, int64_t num_p, DType query_type, const TileRows& v, float* o,
-                      int64_t ldo, const FetchRows& ahead);
+                      int64_t ldo, TilesAhead& ahead);
 int64_t tile_second_row_amx(int64_t num_p, DType query_type);
 
 }  // namespace fovea::cpu

@@ -14,6 +14,8 @@
 //
 // Up to eight queries of two parts have both in one tile, side by side: half of the products.
 //
+// Rows of bfloat16 are operands where they lie, those of V with half of the places of P empty (sums_in_place()).
+//
 // A tile load waits for the stores before it, 50 cycles, and the vectors behind it fill the window meanwhile. So there are two buffers:
 // while a unit of 32 rows and 64 elements is taken apart into one of them, a quarter at a time, tiles multiply what is in the other.
 //
@@ -145,14 +147,15 @@ FOVEA_AMX_ROWS inline bool put_scores(const float* tile, int64_t num_q, float* s
 }
 
 template <DType kType, int kQueryParts>
-FOVEA_AMX_ROWS void dots_of(const uint32_t* queries, const TileRows& k, float* s, const FetchRows& ahead) {
+FOVEA_AMX_ROWS void dots_of(const uint32_t* queries, const TileRows& k, float* s, TilesAhead& ahead) {
   constexpr int kParts = parts_of(kType);
   constexpr int kQuarter = static_cast<int>(kKeyProducts<kType, kQueryParts>.size()) / 4;
   alignas(64) uint32_t buffers[2][kParts * 2 * kKeys * kTile];
-  RowUnit<kType> next{k, ahead};
+  RowUnit<kType> next{k};
+  Fetch fetch(ahead);
   next.look();
   for (int64_t i = 0; i < kKeys; i += kKeys / 4) {
-    put_keys(next, i, buffers[0]);
+    put_keys(next, i, buffers[0], fetch);
     stay_awake();
   }
   const auto store = [](float* scores) __attribute__((always_inline)) FOVEA_AMX_ROWS {
@@ -172,18 +175,18 @@ FOVEA_AMX_ROWS void dots_of(const uint32_t* queries, const TileRows& k, float* s
     const bool more = next.j < k.n;
     // GCC does not know that a tile load reads memory.
     std::atomic_signal_fence(std::memory_order_seq_cst);
-    if (more) put_keys(next, 0, to);
+    if (more) put_keys(next, 0, to, fetch);
     if (g == 0) {
       if (done != nullptr) store(done);
       _tile_zero(0);
       _tile_zero(1);
     }
     multiply_keys<kType, kQueryParts, 0, kQuarter>(keys, of);
-    if (more) put_keys(next, kKeys / 4, to);
+    if (more) put_keys(next, kKeys / 4, to, fetch);
     multiply_keys<kType, kQueryParts, kQuarter, 2 * kQuarter>(keys, of);
-    if (more) put_keys(next, kKeys / 2, to);
+    if (more) put_keys(next, kKeys / 2, to, fetch);
     multiply_keys<kType, kQueryParts, 2 * kQuarter, 3 * kQuarter>(keys, of);
-    if (more) put_keys(next, kKeys * 3 / 4, to);
+    if (more) put_keys(next, kKeys * 3 / 4, to, fetch);
     multiply_keys<kType, kQueryParts, 3 * kQuarter, 4 * kQuarter>(keys, of);
     g = next.g;
     if (g != 0) continue;
@@ -191,6 +194,118 @@ FOVEA_AMX_ROWS void dots_of(const uint32_t* queries, const TileRows& k, float* s
     j += kKeys;
   }
   if (done != nullptr) store(done);
+}
+
+/// A unit of bfloat16, which tiles multiply where it lies, but at edges, which are copied.
+struct UnitInPlace {
+  RowUnit<DType::kBF16> unit;
+  alignas(64) char copy[kKeys * RowUnit<DType::kBF16>::kBytes];
+  RowGroup rows[2];
+
+  explicit UnitInPlace(const TileRows& all) : unit{all} {}
+  FOVEA_AMX_ROWS_INLINE void look() {
+    unit.look();
+    if (unit.whole) {
+      rows[0] = unit.group(0);
+      rows[1] = unit.group(1);
+    } else {
+      put_edge();
+    }
+  }
+
+ private:
+  __attribute__((noinline)) FOVEA_AMX_ROWS void put_edge() {
+    for (int64_t r = 0; r < kKeys; ++r) {
+      const char* row = unit.row(unit.j + r) + unit.g * unit.kBytes;
+      const int64_t bytes = 2 * unit.count(unit.j + r);
+      char* to = copy + r * unit.kBytes;
+      _mm512_store_si512(to, line_of<false>(row, bytes));
+      _mm512_store_si512(to + 64, line_of<false>(row + 64, bytes - 64));
+    }
+    rows[0] = {copy, unit.kBytes};
+    rows[1] = {copy + kGroupRows * unit.kBytes, unit.kBytes};
+    // GCC does not know that a tile load reads memory.
+    std::atomic_signal_fence(std::memory_order_seq_cst);
+  }
+};
+
+/// What is fetched beside a quarter of a unit.
+FOVEA_AMX_ROWS_INLINE void fetch_quarter(Fetch& fetch) {
+#pragma GCC unroll 8
+  for (int64_t i = 0; i < kKeys / 4; ++i) fetch.lines<RowUnit<DType::kBF16>::kLines>();
+}
+
+/// Rows of K come from the second-level cache once, past the first (TILELOADDT1), which has room for what comes again.
+FOVEA_AMX_ROWS void dots_in_place(const uint32_t* queries, const TileRows& k, float* s, TilesAhead& ahead) {
+  UnitInPlace at(k);
+  Fetch fetch(ahead);
+  int64_t &j = at.unit.j, &g = at.unit.g;
+  for (; j < k.n; j += kKeys) {
+    _tile_zero(0);
+    _tile_zero(1);
+    for (g = 0; g < at.unit.steps; ++g) {
+      at.look();
+      const RowGroup &upper = at.rows[0], &lower = at.rows[1];
+      const auto upper_stride = static_cast<size_t>(upper.stride),
+                 lower_stride = static_cast<size_t>(lower.stride);
+      const uint32_t* of = queries + g * 2 * kTileWords;
+      _tile_loadd(6, of, 64);
+      _tile_stream_loadd(4, upper.first, upper_stride);
+      fetch_quarter(fetch);
+      _tile_dpbf16ps(0, 4, 6);
+      _tile_stream_loadd(5, lower.first, lower_stride);
+      fetch_quarter(fetch);
+      _tile_dpbf16ps(1, 5, 6);
+      _tile_loadd(7, of + kTileWords, 64);
+      _tile_stream_loadd(4, upper.first + 64, upper_stride);
+      fetch_quarter(fetch);
+      _tile_dpbf16ps(0, 4, 7);
+      _tile_stream_loadd(5, lower.first + 64, lower_stride);
+      fetch_quarter(fetch);
+      _tile_dpbf16ps(1, 5, 7);
+    }
+    _tile_stored(0, s + j * kTile, 64);
+    _tile_stored(1, s + j * kTile + kTileWords, 64);
+  }
+}
+
+/// With weights of kWeightsInPlace: a word of a row of V is columns 2 n and 2 n + 1 of one key, so weights in the lower halves of words, with zeros
+/// above, make the sums of even columns, and those in the upper halves the ones of odd columns. A value that is not finite makes its neighbour NaN.
+FOVEA_AMX_ROWS int64_t sums_in_place(const uint32_t* weights, const TileRows& v, float* o, int64_t ldo,
+                                     TilesAhead& ahead) {
+  const auto bytes = static_cast<size_t>(ldo * 4);
+  UnitInPlace at(v);
+  Fetch fetch(ahead);
+  int64_t &j = at.unit.j, &g = at.unit.g;
+  for (; g < at.unit.steps; ++g, o += kElements) {
+    _tile_loadd(0, o, bytes);
+    _tile_loadd(1, o + kTile, bytes);
+    _tile_loadd(2, o + 2 * kTile, bytes);
+    _tile_loadd(3, o + 3 * kTile, bytes);
+    for (j = 0; j < v.n; j += kKeys) {
+      at.look();
+      const uint32_t* p = weights + j / kKeys * kWeightsInPlace * kTileWords;
+      for (int64_t x = 0; x < 2; ++x, p += 2 * kTileWords) {
+        const char* row = at.rows[x].first;
+        const auto stride = static_cast<size_t>(at.rows[x].stride);
+        _tile_loadd(4, p, 64);
+        _tile_stream_loadd(6, row, stride);
+        fetch_quarter(fetch);
+        _tile_dpbf16ps(0, 4, 6);
+        _tile_loadd(5, p + kTileWords, 64);
+        _tile_dpbf16ps(1, 5, 6);
+        _tile_stream_loadd(7, row + 64, stride);
+        fetch_quarter(fetch);
+        _tile_dpbf16ps(2, 4, 7);
+        _tile_dpbf16ps(3, 5, 7);
+      }
+    }
+    _tile_stored(0, o, bytes);
+    _tile_stored(1, o + kTile, bytes);
+    _tile_stored(2, o + 2 * kTile, bytes);
+    _tile_stored(3, o + 3 * kTile, bytes);
+  }
+  return v.size;
 }
 
 /// Products of the weights with one tile of 16 columns, all parts. Tile numbers must be literals.
@@ -209,15 +324,16 @@ FOVEA_AMX_ROWS void dots_of(const uint32_t* queries, const TileRows& k, float* s
   }
 template <DType kType, int kWeightParts>
 FOVEA_AMX_ROWS int64_t sums_of(const uint32_t* weights, const TileRows& v, float* o, int64_t ldo,
-                               const FetchRows& ahead) {
+                               TilesAhead& ahead) {
   constexpr int kParts = parts_of(kType);
   const auto bytes = static_cast<size_t>(ldo * 4);
   alignas(64) uint32_t buffers[2][kParts * 4 * kTileWords];
-  RowUnit<kType> next{v, ahead};
+  RowUnit<kType> next{v};
+  Fetch fetch(ahead);
   next.look();
   __m512 left = _mm512_setzero_ps();
   for (int64_t i = 0; i < kTile; i += kTile / 4) {
-    put_values(next, i, buffers[0], left);
+    put_values(next, i, buffers[0], left, fetch);
     stay_awake();
   }
   for (int64_t j = 0, g = 0, now = 0; g < next.steps; now ^= 1) {
@@ -235,16 +351,16 @@ FOVEA_AMX_ROWS int64_t sums_of(const uint32_t* weights, const TileRows& v, float
     _tile_loadd(4, p, 64);
     if (kWeightParts > 1) _tile_loadd(5, p + kTileWords, 64);
     if (kWeightParts > 2) _tile_loadd(6, p + 2 * kTileWords, 64);
-    if (more) put_values(next, 0, to, left);
+    if (more) put_values(next, 0, to, left, fetch);
     FOVEA_EXCHANGE(0)
     FOVEA_COLUMNS(0)
-    if (more) put_values(next, kTile / 4, to, left);
+    if (more) put_values(next, kTile / 4, to, left, fetch);
     FOVEA_EXCHANGE(1)
     FOVEA_COLUMNS(1)
-    if (more) put_values(next, kTile / 2, to, left);
+    if (more) put_values(next, kTile / 2, to, left, fetch);
     FOVEA_EXCHANGE(2)
     FOVEA_COLUMNS(2)
-    if (more) put_values(next, kTile * 3 / 4, to, left);
+    if (more) put_values(next, kTile * 3 / 4, to, left, fetch);
     FOVEA_EXCHANGE(3)
     FOVEA_COLUMNS(3)
     j = next.j;
@@ -384,10 +500,13 @@ int64_t tile_second_row_amx(int64_t num_p, DType query_type) {
 }
 
 FOVEA_AMX_ROWS void tile_dots_amx(const uint32_t* queries, int64_t num_q, DType query_type, const TileRows& k,
-                                  float* s, const FetchRows& ahead) {
+                                  float* s, TilesAhead& ahead) {
   with_operands(
       num_q, query_type, k.type, [&](auto of) __attribute__((always_inline)) FOVEA_AMX_ROWS {
-        dots_of<of.kType, of.kTiles>(queries, k, s, ahead);
+        if constexpr (of.kType == DType::kBF16)
+          dots_in_place(queries, k, s, ahead);
+        else
+          dots_of<of.kType, of.kTiles>(queries, k, s, ahead);
       });
 }
 
@@ -405,12 +524,11 @@ FOVEA_AMX_ROWS bool tile_scores_amx(const float* s, int64_t n, int64_t num_q, DT
 }
 
 FOVEA_AMX_ROWS bool tile_weigh_amx(float* s, int64_t n, int64_t num_q, DType query_type, DType value_type,
-                                   float factor, float* row_max, float* row_sum, float* alpha,
-                                   uint32_t* weights) {
+                                   float factor, const TileSums& sums, uint32_t* weights, TilesAhead& ahead) {
   return with_operands(
       num_q, query_type, value_type, [&](auto of) __attribute__((always_inline)) FOVEA_AMX_ROWS {
         const auto weigh = [&](auto weigher) __attribute__((always_inline)) FOVEA_AMX_ROWS {
-          return weigher.weigh(num_q, row_max, row_sum, alpha, weights);
+          return weigher.weigh(num_q, sums, weights, ahead);
         };
         if (of.kParts == 1 && num_q <= kSideQueries)
           return weigh(RowWeigher<of.kType, 1, true>(s, n, factor));
@@ -427,10 +545,13 @@ FOVEA_AMX_ROWS void tile_weights_amx(const float* p, int64_t ldp, int64_t n, int
 }
 
 FOVEA_AMX_ROWS int64_t tile_sums_amx(const uint32_t* weights, int64_t num_p, DType query_type,
-                                     const TileRows& v, float* o, int64_t ldo, const FetchRows& ahead) {
+                                     const TileRows& v, float* o, int64_t ldo, TilesAhead& ahead) {
   return with_operands(
       num_p, query_type, v.type, [&](auto of) __attribute__((always_inline)) FOVEA_AMX_ROWS {
-        return sums_of<of.kType, of.kTiles>(weights, v, o, ldo, ahead);
+        if constexpr (of.kType == DType::kBF16)
+          return sums_in_place(weights, v, o, ldo, ahead);
+        else
+          return sums_of<of.kType, of.kTiles>(weights, v, o, ldo, ahead);
       });
 }
 

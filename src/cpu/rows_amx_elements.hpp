@@ -174,11 +174,7 @@ template <DType kType, bool kWhole>
 FOVEA_AMX_ROWS_INLINE void put_key(const char* row, int64_t c, int64_t count, uint32_t* words,
                                    [[maybe_unused]] Large& large) {
   constexpr int64_t kHalf = kKeys * kTile;
-  if constexpr (kType == DType::kBF16) {
-    const char* at = row + 2 * c;
-    _mm512_storeu_si512(words, line_of<kWhole>(at, 2 * count));
-    _mm512_storeu_si512(words + kHalf, line_of<kWhole>(at + 64, 2 * count - 64));
-  } else if constexpr (kType == DType::kE4M3) {
+  if constexpr (kType == DType::kE4M3) {
     const Bytes bytes = bytes_of(line_of<kWhole>(row + c, count));
     _mm512_storeu_si512(words, _mm512_unpacklo_epi8(bytes.low, bytes.high));
     _mm512_storeu_si512(words + kHalf, _mm512_unpackhi_epi8(bytes.low, bytes.high));
@@ -226,13 +222,6 @@ FOVEA_AMX_ROWS_INLINE void put_values(const char* first, int64_t first_count, co
   if constexpr (kType == DType::kE4M3) {
     put_byte_values(line_of<kWhole>(first + c, first_count), line_of<kWhole>(second + c, second_count),
                     words);
-  } else if constexpr (kType == DType::kBF16) {
-    for (int64_t x = 0; x < kElements; x += 2 * kTile, words += 2 * kTileWords) {
-      const __m512i a = line_of<kWhole>(first + 2 * (c + x), 2 * (first_count - x));
-      const __m512i b = line_of<kWhole>(second + 2 * (c + x), 2 * (second_count - x));
-      _mm512_storeu_si512(words, _mm512_mask_blend_epi16(kUpper, a, _mm512_slli_epi32(b, 16)));
-      _mm512_storeu_si512(words + kTileWords, _mm512_mask_blend_epi16(kUpper, _mm512_srli_epi32(a, 16), b));
-    }
   } else {
     for (int64_t x = 0; x < kElements; x += 2 * kTile, words += 2 * kTileWords) {
       const __m512i a = line_of<kWhole>(first + 2 * (c + x), 2 * (first_count - x));
@@ -249,35 +238,55 @@ FOVEA_AMX_ROWS_INLINE void put_values(const char* first, int64_t first_count, co
   }
 }
 
-/// A unit: elements [64 g, 64 g + 64) of rows [j, j + 32) of K or V. The rows of `ahead` are fetched meanwhile, of each what has the
-/// unit's place; the last unit takes the rest.
+/// Fetches rows that will be read soon into the second-level cache, a line or two beside each row that is computed with: where many come at
+/// once they wait for the buffers that loads need, too.
+class Fetch {
+ public:
+  FOVEA_AMX_ROWS_INLINE explicit Fetch(TilesAhead& ahead) : ahead_(ahead) { look(); }
+  /// The next lines. Inlined at once: GCC drops calls of a function that only prefetches.
+  template <int64_t kLines>
+  FOVEA_AMX_ROWS_INLINE void lines() {
+    for (int64_t line = 0; line < kLines; ++line) _mm_prefetch(at_ + line * kLine, _MM_HINT_T1);
+    at_ += kLines * kLine;
+    if (at_ < end_) return;
+    ++ahead_.next;
+    look();
+  }
+
+ private:
+  static constexpr int64_t kLine = 64;
+
+  FOVEA_AMX_ROWS_INLINE void look() {
+    const int64_t r = ahead_.next;
+    const bool more = r < ahead_.n;
+    // Behind the last row the same line comes again and again.
+    at_ = more ? ahead_.groups[r / kGroupRows].row(r % kGroupRows) : reinterpret_cast<const char*>(&ahead_);
+    end_ = at_ + (more ? ahead_.bytes : kLine);
+  }
+
+  TilesAhead& ahead_;
+  const char *at_, *end_;
+};
+
+/// A unit: elements [64 g, 64 g + 64) of rows [j, j + 32) of K or V.
 template <DType kType>
 struct RowUnit {
-  static constexpr int64_t kBytes = kElements * size_of(kType), kLine = 64;
+  static constexpr int64_t kBytes = kElements * size_of(kType), kLines = size_of(kType);
   const TileRows& rows;
-  const FetchRows& ahead;
   int64_t steps = steps_of(rows.size);
   int64_t j = 0, g = 0;
-  int64_t fetch_begin = 0, fetch_end = 0;
-  bool whole = false;  ///< and so is what is fetched
+  bool whole = false;
 
-  void look() {
-    fetch_begin = g * kBytes;
-    fetch_end = g + 1 == steps ? ahead.bytes : std::min(ahead.bytes, fetch_begin + kBytes);
-    whole = j + kKeys <= rows.n && (g + 1) * kElements <= rows.size && j + kKeys <= ahead.n &&
-            fetch_end == fetch_begin + kBytes;
+  void look() { whole = j + kKeys <= rows.n && (g + 1) * kElements <= rows.size; }
+  /// Rows [16 x, 16 x + 16) of the unit, from its first column on.
+  RowGroup group(int64_t x) const {
+    const RowGroup& rows_of = rows.groups[j / kGroupRows + x];
+    return {rows_of.first + g * kBytes, rows_of.stride};
   }
   int64_t count(int64_t r) const { return r < rows.n ? rows.size - g * kElements : 0; }
-  const char* row(int64_t r) const { return rows.rows[std::min(r, rows.n - 1)]; }
-  /// Inlined at once: GCC drops calls of a function that only prefetches.
-  FOVEA_AMX_ROWS_INLINE void fetch_whole(int64_t r) const {
-    const char* at = ahead.rows[r] + fetch_begin;
-    for (int64_t byte = 0; byte < kBytes; byte += kLine) _mm_prefetch(at + byte, _MM_HINT_T1);
-  }
-  FOVEA_AMX_ROWS_INLINE void fetch(int64_t r) const {
-    if (r >= ahead.n) return;
-    for (int64_t byte = fetch_begin; byte < fetch_end; byte += kLine)
-      _mm_prefetch(ahead.rows[r] + byte, _MM_HINT_T1);
+  const char* row(int64_t r) const {
+    const int64_t exists = std::min(r, rows.n - 1);
+    return rows.groups[exists / kGroupRows].row(exists % kGroupRows);
   }
 };
 
@@ -288,19 +297,20 @@ __attribute__((noinline)) FOVEA_AMX_ROWS void put_edge_keys(const RowUnit<kType>
   Large none = none_large();
   for (int64_t i = first; i < first + kKeys / 4; ++i) {
     const int64_t r = unit.j + i;
-    unit.fetch(r);
     put_key<kType, false>(unit.row(r), unit.g * kElements, unit.count(r), words + i * kTile, none);
   }
 }
 template <DType kType>
-FOVEA_AMX_ROWS_INLINE void put_keys(const RowUnit<kType>& unit, int64_t first, uint32_t* words) {
+FOVEA_AMX_ROWS_INLINE void put_keys(const RowUnit<kType>& unit, int64_t first, uint32_t* words,
+                                    Fetch& fetch) {
   if (!unit.whole) return put_edge_keys(unit, first, words);
-  const int64_t c = unit.g * kElements;
+  const RowGroup rows = unit.group(first / kGroupRows);
+  const char* row = rows.row(first % kGroupRows);
   Large large = none_large();
 #pragma GCC unroll 8
-  for (int64_t i = first; i < first + kKeys / 4; ++i) {
-    unit.fetch_whole(unit.j + i);
-    put_key<kType, true>(unit.rows.rows[unit.j + i], c, kElements, words + i * kTile, large);
+  for (int64_t i = first; i < first + kKeys / 4; ++i, row += rows.stride) {
+    fetch.lines<unit.kLines>();
+    put_key<kType, true>(row, 0, kElements, words + i * kTile, large);
   }
   if (kType == DType::kF16 && is_nan(large)) put_edge_keys(unit, first, words);
 }
@@ -313,8 +323,6 @@ __attribute__((noinline)) FOVEA_AMX_ROWS __m512 put_edge_values(const RowUnit<kT
   Large none = none_large();
   for (int64_t i = first; i < first + kTile / 4; ++i) {
     const int64_t r = unit.j + i, second = r + kTile;
-    unit.fetch(r);
-    unit.fetch(second);
     put_values<kType, false>(unit.row(r), unit.count(r), unit.row(second), unit.count(second),
                              unit.g * kElements, words + i * kTile, left, none);
   }
@@ -322,20 +330,18 @@ __attribute__((noinline)) FOVEA_AMX_ROWS __m512 put_edge_values(const RowUnit<kT
 }
 template <DType kType>
 FOVEA_AMX_ROWS_INLINE void put_values(const RowUnit<kType>& unit, int64_t first, uint32_t* words,
-                                      __m512& left) {
+                                      __m512& left, Fetch& fetch) {
   if (!unit.whole) {
     left = _mm512_add_ps(left, put_edge_values(unit, first, words));
     return;
   }
-  const int64_t c = unit.g * kElements;
+  const RowGroup upper = unit.group(0), lower = unit.group(1);
+  const char *row = upper.row(first), *second = lower.row(first);
   Large large = none_large();
 #pragma GCC unroll 4
-  for (int64_t i = first; i < first + kTile / 4; ++i) {
-    const int64_t r = unit.j + i;
-    unit.fetch_whole(r);
-    unit.fetch_whole(r + kTile);
-    put_values<kType, true>(unit.rows.rows[r], kElements, unit.rows.rows[r + kTile], kElements, c,
-                            words + i * kTile, left, large);
+  for (int64_t i = first; i < first + kTile / 4; ++i, row += upper.stride, second += lower.stride) {
+    fetch.lines<2 * unit.kLines>();
+    put_values<kType, true>(row, kElements, second, kElements, 0, words + i * kTile, left, large);
   }
   if (kType == DType::kF16 && is_nan(large)) left = _mm512_add_ps(left, put_edge_values(unit, first, words));
 }

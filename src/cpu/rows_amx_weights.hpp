@@ -40,6 +40,25 @@ FOVEA_AMX_ROWS_INLINE void put_sides(__m512 x, uint32_t* words) {
   _mm512_storeu_si512(words, _mm512_mask_blend_epi16(0xaaaaaaaau, _mm512_srli_epi32(low, 16), top));
 }
 
+/// Tiles of weights of 32 keys where V is multiplied as it lies: two of 16 keys, once as the lower halves of words and once as the upper
+/// ones, with zeros beside them.
+constexpr int64_t kWeightsInPlace = 4;
+/// Row r of those, of words with the keys w and w + 16.
+FOVEA_AMX_ROWS_INLINE void put_in_place(__m512i words, int64_t r, uint32_t* tiles) {
+  tiles += r * kTile;
+  const __m512i upper = _mm512_set1_epi32(static_cast<int>(0xffff0000u));
+  _mm512_storeu_si512(tiles, _mm512_andnot_si512(upper, words));
+  _mm512_storeu_si512(tiles + kTileWords, _mm512_slli_epi32(words, 16));
+  _mm512_storeu_si512(tiles + 2 * kTileWords, _mm512_srli_epi32(words, 16));
+  _mm512_storeu_si512(tiles + 3 * kTileWords, _mm512_and_si512(words, upper));
+}
+
+/// Tiles of weights of 32 keys, of so many parts that do not lie side by side.
+template <DType kType>
+constexpr int64_t weight_tiles(int64_t parts) {
+  return kType == DType::kBF16 ? kWeightsInPlace : parts;
+}
+
 /// Weights as the left operand of products with V of kType, from scores s[n][16], n a multiple of 32. Word w of a row holds the keys w and
 /// w + 16 of 32. kSide: there are up to eight queries, and one part, or two side by side; a vector is then two keys.
 template <DType kType, int kParts, bool kSide>
@@ -47,18 +66,19 @@ class RowWeigher {
  public:
   FOVEA_AMX_ROWS RowWeigher(float* s, int64_t n, float factor) : s_(s), n_(n), factor_(factor) {}
 
-  /// Raises row_max and adds to row_sum; writes the factors of older sums to alpha[16]. False, and nothing is changed, where a score is NaN.
-  FOVEA_AMX_ROWS bool weigh(int64_t num_q, float* row_max, float* row_sum, float* alpha, uint32_t* words) {
+  /// Raises row_max, rescales older sums and adds to row_sum. False, and nothing is changed, where a score is NaN.
+  FOVEA_AMX_ROWS bool weigh(int64_t num_q, const TileSums& sums, uint32_t* words, TilesAhead& ahead) {
     const __mmask16 exist = below<__mmask16>(num_q);
-    const __m512 old = load(exist, row_max), raised = _mm512_max_ps(old, largest());
+    const __m512 old = load(exist, sums.row_max), raised = _mm512_max_ps(old, largest());
     const __m512 subtract = _mm512_maskz_mov_ps(
         _mm512_cmp_ps_mask(raised, _mm512_set1_ps(-std::numeric_limits<float>::infinity()), _CMP_NEQ_UQ),
         raised);
     offset_ = _mm512_sub_ps(_mm512_set1_ps(0.5f), subtract);
     __m512 sum = _mm512_setzero_ps();
+    Fetch fetch(ahead);
     for (int64_t j = 0; j < n_; j += kKeys) {
       if (j % kAwakeKeys == 0) stay_awake();
-      put(s_ + j * kTile, words + j / kKeys * kWordParts * kTileWords, sum);
+      put(s_ + j * kTile, words + j / kKeys * weight_tiles<kType>(kWordParts) * kTileWords, sum, fetch);
     }
     if (_mm512_mask_cmp_ps_mask(lanes_of(exist), sum, sum, _CMP_UNORD_Q) != 0) return false;
     if (kSide) sum = _mm512_add_ps(sum, second_halves(sum, sum));
@@ -66,10 +86,10 @@ class RowWeigher {
     const __m512 factors = _mm512_mask_mov_ps(
         amx::exp2_of<kMostParts>(_mm512_add_ps(_mm512_sub_ps(old, subtract), _mm512_set1_ps(0.5f))),
         _mm512_cmp_ps_mask(raised, old, _CMP_EQ_OQ) | static_cast<__mmask16>(~lanes_of(exist)), same);
-    _mm512_storeu_ps(alpha, factors);
-    _mm512_mask_storeu_ps(row_max, exist, raised);
-    _mm512_mask_storeu_ps(row_sum, exist,
-                          _mm512_fmadd_ps(_mm512_maskz_loadu_ps(exist, row_sum), factors, sum));
+    _mm512_mask_storeu_ps(sums.row_max, exist, raised);
+    _mm512_mask_storeu_ps(sums.row_sum, exist,
+                          _mm512_fmadd_ps(_mm512_maskz_loadu_ps(exist, sums.row_sum), factors, sum));
+    rescale(sums, factors, _mm512_cmp_ps_mask(factors, same, _CMP_NEQ_UQ));
     return true;
   }
 
@@ -83,6 +103,18 @@ class RowWeigher {
   static FOVEA_AMX_ROWS_INLINE __m512 load(__mmask16 exist, const float* x) {
     const __m512 lanes = _mm512_maskz_loadu_ps(exist, x);
     return kSide ? first_halves(lanes, lanes) : lanes;
+  }
+
+  /// The rows of some lanes, times their factors.
+  static FOVEA_AMX_ROWS_INLINE void rescale(const TileSums& sums, __m512 factors, __mmask16 rows) {
+    alignas(64) float by[kTile];
+    _mm512_store_ps(by, factors);
+    for (int64_t r = 0; r < kTile; ++r) {
+      if ((rows >> r & 1) == 0) continue;
+      float* row = sums.o + r * sums.ld;
+      for (int64_t c = 0; c < sums.ld; c += kTile)
+        _mm512_storeu_ps(row + c, _mm512_mul_ps(_mm512_loadu_ps(row + c), _mm512_set1_ps(by[r])));
+    }
   }
 
   /// The largest score of each lane, times the factor. kSide: they are replaced by those of keys w and w + 16 side by side, parts
@@ -115,11 +147,13 @@ class RowWeigher {
   }
 
   /// Weights of 32 keys.
-  FOVEA_AMX_ROWS_INLINE void put(const float* s, uint32_t* words, __m512& sum) const {
+  FOVEA_AMX_ROWS_INLINE void put(const float* s, uint32_t* words, __m512& sum, Fetch& fetch) const {
     alignas(64) uint32_t lanes[kWordParts][kTileWords];
     __m512 left = _mm512_setzero_ps();
 #pragma GCC unroll 16
     for (int64_t w = 0; w < kTile; ++w) {
+      // Of other types, operations have more vectors than lines to wait for.
+      if constexpr (kType == DType::kBF16) fetch.lines<2>();
       __m512 first = weight(s + w * kTile);
       if constexpr (kSide) {
         sum = _mm512_add_ps(sum, first);
@@ -139,7 +173,12 @@ class RowWeigher {
       __m512i rows[kTile];
       for (int64_t w = 0; w < kTile; ++w) rows[w] = _mm512_load_si512(lanes[part] + w * kTile);
       transpose_words(rows);
-      for (int64_t r = 0; r < kTile; ++r) _mm512_storeu_si512(words + part * kTileWords + r * kTile, rows[r]);
+      for (int64_t r = 0; r < kTile; ++r) {
+        if constexpr (kType == DType::kBF16)
+          put_in_place(rows[r], r, words);
+        else
+          _mm512_storeu_si512(words + part * kTileWords + r * kTile, rows[r]);
+      }
     }
   }
 
@@ -158,14 +197,15 @@ FOVEA_AMX_ROWS void put_weights(const float* p, int64_t ldp, int64_t num_p, int6
   __m512 left = _mm512_setzero_ps();
   for (int64_t x = 0; x * kKeys < n; ++x) {
     const int64_t count = n - x * kKeys;
-    uint32_t* words = weights + kWordParts * x * kTileWords;
-    std::fill_n(words, kWordParts * kTileWords, 0u);
+    uint32_t* words = weights + weight_tiles<kType>(kWordParts) * x * kTileWords;
+    std::fill_n(words, weight_tiles<kType>(kWordParts) * kTileWords, 0u);
     for (int64_t r = 0; r < num_p; ++r) {
       const float* row = p + r * ldp + x * kKeys;
       put_pairs<kParts, kParts != kMostParts>(
           scaled_weight<kType>(_mm512_maskz_loadu_ps(below<__mmask16>(count), row)),
           scaled_weight<kType>(_mm512_maskz_loadu_ps(below<__mmask16>(count - kTile), row + kTile)),
           words + r * kTile, kPartWords, left);
+      if constexpr (kType == DType::kBF16) put_in_place(_mm512_loadu_si512(words + r * kTile), r, words);
     }
   }
 }
