@@ -309,7 +309,7 @@ FOVEA_AMX_ROWS_INLINE void put_keys(const RowUnit<kType>& unit, int64_t first, u
   Large large = none_large();
 #pragma GCC unroll 8
   for (int64_t i = first; i < first + kKeys / 4; ++i, row += rows.stride) {
-    fetch.lines<unit.kLines>();
+    fetch.lines<RowUnit<kType>::kLines>();
     put_key<kType, true>(row, 0, kElements, words + i * kTile, large);
   }
   if (kType == DType::kF16 && is_nan(large)) put_edge_keys(unit, first, words);
@@ -340,7 +340,7 @@ FOVEA_AMX_ROWS_INLINE void put_values(const RowUnit<kType>& unit, int64_t first,
   Large large = none_large();
 #pragma GCC unroll 4
   for (int64_t i = first; i < first + kTile / 4; ++i, row += upper.stride, second += lower.stride) {
-    fetch.lines<2 * unit.kLines>();
+    fetch.lines<2 * RowUnit<kType>::kLines>();
     put_values<kType, true>(row, kElements, second, kElements, 0, words + i * kTile, left, large);
   }
   if (kType == DType::kF16 && is_nan(large)) left = _mm512_add_ps(left, put_edge_values(unit, first, words));
