@@ -274,8 +274,13 @@ struct FwdDecodeWarp {
       const int first = n * kWarpKeys;
       const uint32_t to = memory.stage(warp, stage);
       if (k.paged()) {
-        copy_from_pages<KeysOfK>(to, k, last_key - first, f.p.head_dim);
-        copy_from_pages<KeysOfV>(to + KeysOfK::kBytes, v, last_key - first, f.p.head_dim_v);
+        if (pieces_lie_in_pages(k)) {
+          copy_rows<KeysOfK>(to, k, first_in_page(k), last_key - first, f.p.head_dim);
+          copy_rows<KeysOfV>(to + KeysOfK::kBytes, v, first_in_page(v), last_key - first, f.p.head_dim_v);
+        } else {
+          copy_from_pages<KeysOfK>(to, k, last_key - first, f.p.head_dim);
+          copy_from_pages<KeysOfV>(to + KeysOfK::kBytes, v, last_key - first, f.p.head_dim_v);
+        }
         if (second_piece) {
           page = page_behind;
         } else {
@@ -283,22 +288,38 @@ struct FwdDecodeWarp {
         }
         second_piece = !second_piece;
       } else {
-        copy_rows<KeysOfK>(to, k, first, last_key - first, f.p.head_dim);
-        copy_rows<KeysOfV>(to + KeysOfK::kBytes, v, first, last_key - first, f.p.head_dim_v);
+        copy_rows<KeysOfK>(to, k, row_in_one_piece(k, first), last_key - first, f.p.head_dim);
+        copy_rows<KeysOfV>(to + KeysOfK::kBytes, v, row_in_one_piece(v, first), last_key - first,
+                           f.p.head_dim_v);
       }
       n += kWarps;
     }
     ptx::cp_async_commit();
   }
-  /// Copies 16 rows side by side; those behind row `last` become zeros.
+  __device__ __forceinline__ static int row_bytes(const tile::KeyRows& rows) {
+    return static_cast<int>(rows.view.row) * static_cast<int>(sizeof(Key));  // fits: aligned rows
+  }
+  __device__ __forceinline__ static const char* row_in_one_piece(const tile::KeyRows& rows, int row) {
+    return rows.data + int64_t{row} * row_bytes(rows);
+  }
+  /// Whether the 16 keys of each piece lie in one page.
+  __device__ __forceinline__ bool pieces_lie_in_pages(const tile::KeyRows& rows) const {
+    return (f.p.cache_rows | rows.first) % kWarpKeys == 0;
+  }
+  /// Where the first of the 16 rows of the piece that is next lies, which are side by side.
+  __device__ __forceinline__ const char* first_in_page(const tile::KeyRows& rows) const {
+    const int knows = second_piece ? kWarpKeys : 0;
+    const int in_pool = __shfl_sync(kWholeWarp, page.page, knows),
+              in_page = __shfl_sync(kWholeWarp, page.row, knows);
+    return rows.data + (in_pool * rows.view.batch + in_page * rows.view.row) * int64_t{sizeof(Key)};
+  }
+  /// Copies 16 rows side by side, the first at `first`; those behind row `last` become zeros.
   template <class Rows>
-  __device__ __forceinline__ void copy_rows(uint32_t to, const tile::KeyRows& rows, int first, int last,
-                                            int columns) const {
-    const int row = lane / Rows::kChunks, chunk = lane % Rows::kChunks;
-    const int row_bytes =
-        static_cast<int>(rows.view.row) * static_cast<int>(sizeof(Key));  // fits: aligned rows
+  __device__ __forceinline__ void copy_rows(uint32_t to, const tile::KeyRows& rows, const char* first,
+                                            int last, int columns) const {
+    const int row = lane / Rows::kChunks, chunk = lane % Rows::kChunks, row_bytes = this->row_bytes(rows);
     const int end = chunk * 16 < columns * static_cast<int>(sizeof(Key)) ? last - row : -1;
-    const char* from = rows.data + int64_t{first + row} * row_bytes + chunk * 16;
+    const char* from = first + row * row_bytes + chunk * 16;
 #pragma unroll
     for (int i = 0; i < Rows::kCopies; ++i) {
       ptx::cp_async_16(Rows::copied_to(to, row, chunk, i), from, Rows::kRowsAtOnce * i <= end);
@@ -311,7 +332,7 @@ struct FwdDecodeWarp {
     const int key = min(first + lane % kWarpKeys + lane / kWarpKeys * kTileN, last_key);
     return key >= 0 ? tile::page_row(f.p, keys.batch, keys.first + key) : tile::PageRow{};
   }
-  /// Copies the 16 rows of the piece that is next.
+  /// Copies the 16 rows of the piece that is next, which lie in several pages.
   template <class Rows>
   __device__ __forceinline__ void copy_from_pages(uint32_t to, const tile::KeyRows& rows, int last,
                                                   int columns) const {

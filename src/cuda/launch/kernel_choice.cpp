@@ -248,11 +248,12 @@ std::string cluster_clause(const Kernel& k, const KernelRequest& r) {
            " keys where the GPU alone knows the lengths of several sequences";
   // Measured on an H200, 16 bits: a CTA of 64 reads 57 GB/s, one of 16 74, and all of 132 together 4.2 TB/s, where a launch that merges
   // or counts costs 3 us more. At 2 MB each half of the SMs are still ahead, fewer are not.
-  // Where keys lie in pages, a warp has half as much to do again to find them, and TMA none.
-  constexpr int64_t kMostOfFew = kMostOfClusterCta / 2, kMostInPages = kMostOfClusterCta / 8;
+  // Where keys lie in pages, a warp has to find them, and TMA has not: in pieces of 16 keys, or where pages cut these row by row.
+  constexpr int64_t kMostOfFew = kMostOfClusterCta / 2, kPiece = 16;
+  const int64_t most_in_pages = kMostOfClusterCta / (p.cache_rows % kPiece == 0 ? 4 : 8);
   const ClusterSplits shared = cluster_splits(p, k, r.device);
   const int64_t ctas_of_tile = int64_t{shared.ctas} * shared.splits;
-  const int64_t most = p.has(Role::kPageTable)                    ? kMostInPages
+  const int64_t most = p.has(Role::kPageTable)                    ? most_in_pages
                        : few_ctas(tiles * ctas_of_tile, r.device) ? kMostOfFew
                                                                   : kMostOfClusterCta;
   const int64_t elements = keys_of_tile(p, k) * (p.head_dim + p.head_dim_v) / ctas_of_tile;
