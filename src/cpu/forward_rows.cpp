@@ -149,7 +149,8 @@ class StepRows {
         groups_[x / kGroupRows] = {keys.row(j), stride};
       } else {
         char* const to = buffer + x * row_bytes;
-        for (int64_t r = 0; r < count; ++r) std::memcpy(to + r * row_bytes, keys.row(j + r), row_bytes);
+        for (int64_t r = 0; r < count; ++r)
+          std::memcpy(to + r * row_bytes, keys.row(j + r), static_cast<size_t>(row_bytes));
         groups_[x / kGroupRows] = {to, row_bytes};
       }
     }
@@ -521,7 +522,7 @@ void rows_forward(const Staging& s, const ScoreTerms& terms, SeenBlocks& blocks,
   if (!on_tiles || s.key_type != DType::kBF16) return;
   // Tiles multiply such values where they lie, those of the neighbouring column by zeros: NaN where they are not finite. Each head by itself, so
   // that no result depends on which heads are together.
-  for (int64_t x = 0; x < static_cast<int64_t>(heads.size()); ++x) {
+  for (size_t x = 0; x < heads.size(); ++x) {
     if (!any_nan(s, *heads[x])) continue;
     RowPass again(s, terms, blocks, heads.subspan(x, 1), split, t, false);
     run(again);
