@@ -16,6 +16,7 @@
 //
 // Files
 //   fwd_decode_config.cuh       configuration, shared memory
+//   fwd_decode_rows.cuh         how a warp copies rows of K and V, in one piece or in pages
 //   fwd_stream_k.cuh            shares of CTAs, and how their parts are merged
 //   warp/key_fragments.cuh      fragments of K and V
 // Grid     as many CTAs as the GPU holds (ForwardArgs::num_splits).
@@ -32,6 +33,7 @@
 #include <cstdint>
 
 #include "cuda/kernels/fwd_decode_config.cuh"
+#include "cuda/kernels/fwd_decode_rows.cuh"
 #include "cuda/ptx/address.cuh"
 #include "cuda/ptx/cp_async.cuh"
 #include "cuda/ptx/shared.cuh"
@@ -43,36 +45,26 @@ namespace fovea::cuda {
 
 /// A warp, and its steps. All are inlined, so that arrays stay in registers.
 template <class Instance>
-struct FwdDecodeWarp {
+struct FwdDecodeWarp : FwdDecodeRows<Instance> {
+  using Rows = FwdDecodeRows<Instance>;
   using T = typename Instance::Element;
-  static constexpr FwdDecodeConfig kConfig = Instance::kConfig;
-  using Key = std::conditional_t<kConfig.e4m3, E4M3, T>;
+  using Rows::f, Rows::memory, Rows::warp, Rows::lane, Rows::page, Rows::second_piece;
+  using Rows::kConfig, Rows::kWarps, Rows::kTileN, Rows::kWarpKeys, Rows::kStages, Rows::kWholeWarp;
+  using Rows::load, Rows::look_up_pages;
+  using typename Rows::Key, typename Rows::Memory, typename Rows::KeysOfK, typename Rows::KeysOfV;
   using Operand = std::conditional_t<kConfig.e4m3, __half, T>;  ///< of products
-  using Memory = FwdDecodeMemory<Instance>;
-  using KeysOfK = KeyFragments<Key, kConfig.head_dim>;
-  using KeysOfV = KeyFragments<Key, kConfig.head_dim_v>;
-  static constexpr int kWarps = kConfig.warps, kTileN = kConfig.tile_n(), kWarpKeys = kConfig.kWarpKeys;
   static constexpr int kM16 = kConfig.tile_m / 16, kSteps = kConfig.head_dim / 16,
                        kPairs = kConfig.head_dim_v / 16;
-  static constexpr int kStages = kConfig.stages;
-  static constexpr uint32_t kWholeWarp = 0xffffffffu;
-
-  const ForwardArgs& f;
-  const Memory& memory;
-  const int warp, lane;
 
   uint32_t q[kConfig.q_in_shared ? 1 : kM16][kConfig.q_in_shared ? 1 : kSteps][4];
   float acc_o[kM16][2 * kPairs][4];
   OnlineRows rows[kM16];
   tile::Span32 seen[kM16][2];  ///< keys that the lane's rows see
   float scale_log2[kM16][2];   ///< takes scores of a row to exponents of 2
-  /// Where keys of the next two pieces lie, and of the two behind them: lane r knows row r of the first, lane 16 + r of the second.
-  tile::PageRow page = {}, page_behind = {};
-  bool second_piece = false;  ///< that is copied next
 
   __device__ __forceinline__ FwdDecodeWarp(const ForwardArgs& args, const Memory& memory_, int warp_,
                                            int lane_)
-      : f(args), memory(memory_), warp(warp_), lane(lane_) {}
+      : FwdDecodeRows<Instance>{args, memory_, warp_, lane_} {}
 
   /// The CTA's part of a tile, whose rows go to o or to a part in global memory.
   __device__ __forceinline__ void attend(const FwdWorkTile& of_tile, const tile::KvBlocks& pieces) {
@@ -264,88 +256,6 @@ struct FwdDecodeWarp {
 #pragma unroll
       for (int w = 0; w < kWarps; ++w)
         largest[half] = fmaxf(largest[half], memory.states(w)[16 * m + lane / 4 + 8 * half].base);
-    }
-  }
-
-  /// Begins to copy piece `n` to a stage, and moves on to the warp's next. Always one group of copies.
-  __device__ __forceinline__ void load(const tile::KeyRows& k, const tile::KeyRows& v, int last_key, int& n,
-                                       int end, int stage) {
-    if (n < end) {
-      const int first = n * kWarpKeys;
-      const uint32_t to = memory.stage(warp, stage);
-      if (k.paged()) {
-        if (pieces_lie_in_pages(k)) {
-          copy_rows<KeysOfK>(to, k, first_in_page(k), last_key - first, f.p.head_dim);
-          copy_rows<KeysOfV>(to + KeysOfK::kBytes, v, first_in_page(v), last_key - first, f.p.head_dim_v);
-        } else {
-          copy_from_pages<KeysOfK>(to, k, last_key - first, f.p.head_dim);
-          copy_from_pages<KeysOfV>(to + KeysOfK::kBytes, v, last_key - first, f.p.head_dim_v);
-        }
-        if (second_piece) {
-          page = page_behind;
-        } else {
-          page_behind = look_up_pages(k, first + 2 * kTileN, last_key);
-        }
-        second_piece = !second_piece;
-      } else {
-        copy_rows<KeysOfK>(to, k, row_in_one_piece(k, first), last_key - first, f.p.head_dim);
-        copy_rows<KeysOfV>(to + KeysOfK::kBytes, v, row_in_one_piece(v, first), last_key - first,
-                           f.p.head_dim_v);
-      }
-      n += kWarps;
-    }
-    ptx::cp_async_commit();
-  }
-  __device__ __forceinline__ static int row_bytes(const tile::KeyRows& rows) {
-    return static_cast<int>(rows.view.row) * static_cast<int>(sizeof(Key));  // fits: aligned rows
-  }
-  __device__ __forceinline__ static const char* row_in_one_piece(const tile::KeyRows& rows, int row) {
-    return rows.data + int64_t{row} * row_bytes(rows);
-  }
-  /// Whether the 16 keys of each piece lie in one page.
-  __device__ __forceinline__ bool pieces_lie_in_pages(const tile::KeyRows& rows) const {
-    return (f.p.cache_rows | rows.first) % kWarpKeys == 0;
-  }
-  /// Where the first of the 16 rows of the piece that is next lies, which are side by side.
-  __device__ __forceinline__ const char* first_in_page(const tile::KeyRows& rows) const {
-    const int knows = second_piece ? kWarpKeys : 0;
-    const int in_pool = __shfl_sync(kWholeWarp, page.page, knows),
-              in_page = __shfl_sync(kWholeWarp, page.row, knows);
-    return rows.data + (in_pool * rows.view.batch + in_page * rows.view.row) * int64_t{sizeof(Key)};
-  }
-  /// Copies 16 rows side by side, the first at `first`; those behind row `last` become zeros.
-  template <class Rows>
-  __device__ __forceinline__ void copy_rows(uint32_t to, const tile::KeyRows& rows, const char* first,
-                                            int last, int columns) const {
-    const int row = lane / Rows::kChunks, chunk = lane % Rows::kChunks, row_bytes = this->row_bytes(rows);
-    const int end = chunk * 16 < columns * static_cast<int>(sizeof(Key)) ? last - row : -1;
-    const char* from = first + row * row_bytes + chunk * 16;
-#pragma unroll
-    for (int i = 0; i < Rows::kCopies; ++i) {
-      ptx::cp_async_16(Rows::copied_to(to, row, chunk, i), from, Rows::kRowsAtOnce * i <= end);
-      from += Rows::kRowsAtOnce * row_bytes;
-    }
-  }
-  /// Finds out where keys `first` + r of a piece and of the warp's next lie. The answer is needed two pieces later.
-  __device__ __forceinline__ tile::PageRow look_up_pages(const tile::KeyRows& keys, int first,
-                                                         int last_key) const {
-    const int key = min(first + lane % kWarpKeys + lane / kWarpKeys * kTileN, last_key);
-    return key >= 0 ? tile::page_row(f.p, keys.batch, keys.first + key) : tile::PageRow{};
-  }
-  /// Copies the 16 rows of the piece that is next, which lie in several pages.
-  template <class Rows>
-  __device__ __forceinline__ void copy_from_pages(uint32_t to, const tile::KeyRows& rows, int last,
-                                                  int columns) const {
-    const int row = lane / Rows::kChunks, chunk = lane % Rows::kChunks;
-    const int end = chunk * 16 < columns * static_cast<int>(sizeof(Key)) ? last - row : -1;
-    const int knows = row + (second_piece ? kWarpKeys : 0);
-#pragma unroll
-    for (int i = 0; i < Rows::kCopies; ++i) {
-      const int in_pool = __shfl_sync(kWholeWarp, page.page, knows + Rows::kRowsAtOnce * i),
-                in_page = __shfl_sync(kWholeWarp, page.row, knows + Rows::kRowsAtOnce * i);
-      const int64_t at = in_pool * rows.view.batch + in_page * rows.view.row;
-      ptx::cp_async_16(Rows::copied_to(to, row, chunk, i), rows.data + at * int64_t{sizeof(Key)} + chunk * 16,
-                       Rows::kRowsAtOnce * i <= end);
     }
   }
 
