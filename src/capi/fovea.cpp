@@ -122,6 +122,12 @@ const Backend* backend_at(int32_t index) {
   return index >= 0 && static_cast<size_t>(index) < list.size() ? list[static_cast<size_t>(index)] : nullptr;
 }
 
+std::unique_ptr<fovea_plan, void (*)(fovea_plan*)> plan_of(const fovea_problem& problem,
+                                                           const PlanOptions& options) {
+  return {new fovea_plan(plan::make_plan(to_description(read_problem(&problem)), options)),
+          [](fovea_plan* plan) { delete plan; }};
+}
+
 /// Text that is made once and then lives as long as the process; `fallback` when there is no memory for it.
 template <class Make>
 const char* made_once(Make&& make, const char* fallback) noexcept {
@@ -139,13 +145,30 @@ std::unique_ptr<fovea_plan, void (*)(fovea_plan*)> plan_part(const fovea_problem
                                                              const fovea_options* given) {
   PlanOptions options = to_plan_options(read_options(given));
   options.is_part = true;
-  return {new fovea_plan(plan::make_plan(to_description(read_problem(&problem)), options)),
-          [](fovea_plan* plan) { delete plan; }};
+  return plan_of(problem, options);
 }
 
-void run_part(const fovea_plan& plan, const fovea_buffers& given, const DropoutPlace& place) {
+std::unique_ptr<fovea_plan, void (*)(fovea_plan*)> plan_part_with_arriving(const fovea_problem& problem,
+                                                                           const fovea_options* given,
+                                                                           int64_t keys, int64_t heads) {
+  PlanOptions options = to_plan_options(read_options(given));
+  options.is_part = true;
+  options.arriving_keys = keys;
+  options.arriving_heads = heads;
+  options.splits.most = 1;
+  try {
+    return plan_of(problem, options);
+  } catch (const RequestError& error) {
+    if (error.status() != Status::kUnsupported) throw;
+    return {nullptr, [](fovea_plan*) {}};
+  }
+}
+
+void run_part(const fovea_plan& plan, const fovea_buffers& given, const DropoutPlace& place,
+              const ArrivingKeys& arriving) {
   Buffers buffers = read_buffers(&given);
   buffers.dropout = place;
+  buffers.arriving = arriving;
   run(plan, buffers);
 }
 

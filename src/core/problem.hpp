@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "core/arriving_keys.hpp"
 #include "core/dropout_place.hpp"
 #include "core/dtype.hpp"
 #include "core/roles.hpp"
@@ -95,6 +96,8 @@ struct AttentionProblem {
   double softcap = 0, dropout = 0;
   int64_t block_q = 0, block_k = 0;
   int64_t list_size = 0;               ///< entries of each list of keys
+  int64_t arriving_keys = 0;           ///< forward: the first keys of each sequence, for which a run has ArrivingKeys
+  int64_t arriving_heads = 0;          ///< key heads that arrive together
   int64_t caches = 0, cache_rows = 0;  ///< with page_table or cache_batch: the first sizes of k and v
   int64_t table_columns = 0;
   int64_t new_rows = 0;  ///< rows that a sequence appends at most
@@ -169,6 +172,7 @@ struct PlanOptions {
   /// CPU: the problem is a part of one over several ranks. A backward is then divided for the threads that it has, not so that its bits
   /// are the same for any number of them.
   bool is_part = false;
+  int64_t arriving_keys = 0, arriving_heads = 0;  ///< see AttentionProblem
 };
 
 /// Pointers of one run, by place.
@@ -176,6 +180,7 @@ struct Buffers {
   std::array<void*, kPlaceCount> data{};
   uint64_t seed = 0, offset = 0;
   DropoutPlace dropout;
+  ArrivingKeys arriving;  ///< where the problem has some
   void* workspace = nullptr;
   size_t workspace_size = 0;
   void* stream = nullptr;  ///< CUDA: where the work is put; null is the default stream

@@ -201,6 +201,7 @@ void Builder::make_copies() {
       of_rank.push_back({&builder.planned_[i].flows, landings[rank][i]});
     }
     program_.exchanges.push_back(exchange_by_copies(rank_, of_rank, planned_[i].alone));
+    if (planned_[i].parts > 0) program_.exchanges.back().copy_in_parts(planned_[i].parts);
   }
   know_what_is_open();
   keep_rows_together();
@@ -254,6 +255,7 @@ size_t Builder::start_arriving(int i, std::span<const Place> of_queries) {
   }
   if (flows.empty()) return kNothing;
   const size_t exchange = add_exchange(std::move(flows), {Kind::kArriving, buffer_of(i)}, i == 0);
+  if (keys_arrive_in_calls()) planned_.back().parts = arrival_parts();
   // The first waits for what the caller's stream does before the run; behind it memory that nothing else uses is free.
   add(Start{exchange, exchange == 0 || !p_.by_copies || buffers_ < stages_.size()});
   return exchange;
@@ -289,6 +291,10 @@ void Builder::make_stages() {
 }
 
 bool Builder::make_lanes() {
+  if (!over_all_keys_.empty()) {
+    program_.lanes = static_cast<int>(over_all_keys_.size());
+    return program_.lanes > 1;
+  }
   bool alone = term_gradients_.empty() && buffers_ >= stages_.size() && stages_.size() > 1;
   for (const Stage& stage : stages_) alone = alone && (stage.direct || !p_.backward());
   // Two calls of a forward that are summed write memory of their own.

@@ -85,7 +85,8 @@ class Builder {
       arriving = i + 1 < s_.stages() ? start_arriving(i + 1, of_queries) : kNothing;
       compute(i);
       if (leaving != kNothing) add(Finish{leaving, false});
-      if (arriving != kNothing) add(Finish{arriving, true, on_compute, stage_at(i + 1).lane});
+      if (arriving != kNothing)
+        add(Finish{arriving, true, on_compute, !over_all_keys_.empty(), stage_at(i + 1).lane});
       if (i + 1 == s_.stages()) {
         if (beside) add(Order{Lane::kBeside, Lane::kCompute});
         finish();
@@ -117,6 +118,9 @@ class Builder {
   /// Without `part` the terms of the problem do not count.
   void attend(const Call& call, const Stage& stage, const Operands& operands,
               const std::optional<PartOfProblem>& part);
+  Attend step_of(const Call& call, const Stage& stage, const Operands& operands,
+                 const std::optional<PartOfProblem>& part);
+  /// Without a plan where keys arrive and no backend waits for them.
   Attend plan_of(const Call& call, const Stage& stage, const Operands& operands,
                  const std::optional<PartOfProblem>& part);
 
@@ -137,6 +141,16 @@ class Builder {
   void make_working_memory(std::span<const Place> of_queries);
   const Stage& stage_at(int i) const { return stages_[static_cast<size_t>(i)]; }
   void forward();
+  /// The operands of a call that writes results.
+  Operands result_operands(const Call& call, const Stage& stage) const;
+
+  // ---- keys that arrive while calls run ----
+  /// Whether that is how the other rank's keys come: the same on both ranks.
+  bool keys_arrive_in_calls() const;
+  int arrival_parts() const;
+  void join_arriving_keys();
+  Attend call_with_arriving(const Call& call, const Call& other);
+  Attend over_copies(const Call& call, const Attend& given, std::vector<PlannedMove>& copies);
   void forward_call(const Call& call, const Stage& stage);
   void make_sums();
   Merge::Part sum_of(const Range& rows) const;
@@ -173,6 +187,7 @@ class Builder {
   int64_t rows_, local_q_, local_k_;
   std::vector<Stage> stages_;
   bool direct_ = false;  ///< the calls write each row of o or dq once
+  std::vector<Attend> over_all_keys_;  ///< in place of the calls of both stages, where keys arrive in calls
 
   Operand acc_o_, acc_lse_;  ///< sums over calls where they do not write results at once
   Rows written_;             ///< of acc_o_ and acc_lse_
@@ -193,6 +208,7 @@ class Builder {
     Region region;
     bool alone;      ///< nothing is computed meanwhile
     bool in_unused;  ///< nothing in the run has used the memory in which it arrives
+    int parts = 0;   ///< of Exchange::copy_in_parts; 0: it is not called
   };
   std::vector<Planned> planned_;
   std::map<std::string, Attend> plans_;

@@ -139,6 +139,7 @@ std::string key_of(const Call& call, int64_t heads, const std::array<Operand, kP
   append(heads);
   append(call.window.left);
   append(call.window.right);
+  append(call.arriving);
   for (const std::vector<int32_t>* starts : {&call.starts_q, &call.starts_k})
     for (const int32_t start : *starts) append(start);
   for (const Operand& o : operands) {
@@ -193,15 +194,23 @@ Attend Builder::plan_of(const Call& call, const Stage& stage, const Operands& o,
   problem.window_left = call.window.left;
   problem.window_right = call.window.right;
   if (part) d.terms(*p_.terms, *part);
-  attend.plan = capi::plan_part(problem, options_.attention);
+  attend.plan = call.arriving > 0 ? capi::plan_part_with_arriving(problem, options_.attention, call.arriving,
+                                                                  hkv / arrival_parts())
+                                  : capi::plan_part(problem, options_.attention);
+  if (!attend.plan) return attend;
   attend.reads_numbers = d.reads_numbers();
   attention_workspace_ = std::max(attention_workspace_, fovea_plan_workspace_size(attend.plan.get()));
   return attend;
 }
 
-void Builder::attend(const Call& call, const Stage& stage, const Operands& given,
+void Builder::attend(const Call& call, const Stage& stage, const Operands& operands,
                      const std::optional<PartOfProblem>& part) {
   if (p_.shape.batch == 0 || stage.heads_kv.empty()) return;
+  add(step_of(call, stage, operands, part));
+}
+
+Attend Builder::step_of(const Call& call, const Stage& stage, const Operands& given,
+                        const std::optional<PartOfProblem>& part) {
   Operands operands = given;
   if (part) add_terms(*part, operands);
   Attend step;
@@ -222,7 +231,7 @@ void Builder::attend(const Call& call, const Stage& stage, const Operands& given
   step.longest_tile = longest_tile_of(p_, call);
   step.copies = copies_of(p_, call, stage.heads_q.size());
   if (operands[kO].type.bits > p_[kO].type.bits) step.copies += part_bytes_of(p_, call, stage.heads_q.size());
-  add(std::move(step));
+  return step;
 }
 
 }  // namespace fovea::distributed

@@ -3,6 +3,7 @@
 //   for each stage: keys, and queries where a group has several ranks, arrive while the stage before is computed
 //   where a query has keys in several calls: each call's o, lse is merged with those before, the last one's on the way to the result
 //   sinks, and o, lse back to the ranks whose rows they are
+#include <algorithm>
 #include <bit>
 #include <limits>
 
@@ -18,10 +19,15 @@ constexpr std::array kOfQueries = {kQ, kO, kLse};
 
 void Builder::forward() {
   make_working_memory(kOfQueries);
+  if (keys_arrive_in_calls()) join_arriving_keys();
   if (!direct_) make_sums();
   pipeline(
       kArrive,
       [&](int i) {
+        if (!over_all_keys_.empty()) {
+          if (i == 0) std::for_each(over_all_keys_.begin(), over_all_keys_.end(), [&](const Attend& a) { add(a); });
+          return;
+        }
         for (const Call& call : stage_at(i).calls) forward_call(call, stage_at(i));
       },
       [&] {
@@ -54,18 +60,22 @@ void Builder::make_sums() {
   written_ = {{0, rows_}};
 }
 
-void Builder::forward_call(const Call& call, const Stage& stage) {
+Builder::Operands Builder::result_operands(const Call& call, const Stage& stage) const {
   Operands operands;
   operands[kQ] = at(stage.work[kQ], call.q_at);
   operands[kK] = at(stage.k, call.k_at);
   operands[kV] = at(stage.v, call.k_at);
-  if (direct_) {
-    operands[kO] = at(stage.work[kO], call.q_at);
-    operands[kLse] = at(stage.work[kLse], call.q_at);
-    operands[kSink] = callers(kSink);
-    if (operands[kSink].present) operands[kSink].view = operands[kSink].view.at(0, stage.heads_q.begin);
-    return attend(call, stage, operands, part_of(call, stage));
-  }
+  operands[kO] = at(stage.work[kO], call.q_at);
+  operands[kLse] = at(stage.work[kLse], call.q_at);
+  operands[kSink] = callers(kSink);
+  if (operands[kSink].present) operands[kSink].view = operands[kSink].view.at(0, stage.heads_q.begin);
+  return operands;
+}
+
+void Builder::forward_call(const Call& call, const Stage& stage) {
+  Operands operands = result_operands(call, stage);
+  if (direct_) return attend(call, stage, operands, part_of(call, stage));
+  operands[kSink] = {};
   const bool first = common(written_, call.queries()).empty();
   if (!first) add_pending();
   const Merge::Part into = first ? sum_of(call.queries()[0]) : part_of_rows(call.queries()[0]);

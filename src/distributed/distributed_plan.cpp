@@ -86,6 +86,7 @@ class Execution {
     transport_.start(messages(exchange.sends), messages(exchange.receives), memory_.stream(Lane::kLink));
   }
   void operator()(const Finish& step) {
+    if (step.heard && windows_ != nullptr) return;
     const Exchange& exchange = program_.exchanges[step.exchange];
     Lane lane = Lane::kLink;
     if (windows_ != nullptr) {
@@ -102,6 +103,11 @@ class Execution {
     if (step.is_read) memory_.order(Lane::kLink, Lane::kCompute);
   }
   void operator()(const Attend& step) {
+    if (step.arriving && !in_vectors(step)) {
+      for (const PlannedMove& move : step.arriving->copies) move_boxes(move, step.lane);
+      (*this)(*step.arriving->over_copies);
+      return;
+    }
     fovea_buffers b = FOVEA_BUFFERS_INIT;
 #define FOVEA_POINTER(Place, field) \
   if (step.operands[Place].present) b.field = at_.of(step.operands[Place].view);
@@ -117,7 +123,7 @@ class Execution {
     b.stream = memory_.stream(step.lane);
     b.seed = dropout_.seed;
     b.offset = dropout_.offset;
-    capi::run_part(*step.plan, b, step.dropout);
+    capi::run_part(*step.plan, b, step.dropout, arriving(step));
   }
   void operator()(const Order& step) {
     memory_.order(step.sooner, step.later);
@@ -155,6 +161,30 @@ class Execution {
         memory_.set_words(at_.of(view), static_cast<uint32_t>(number >> shift), 1, Lane::kCompute);
       }
     }
+  }
+  /// Whether kernels that copy vectors of 16 bytes can read what the step does.
+  bool in_vectors(const Attend& step) const {
+    constexpr uintptr_t kVector = 16;
+    constexpr std::array kRead = {kQ, kK, kV};
+    return std::all_of(kRead.begin(), kRead.end(), [&](Place place) {
+      return reinterpret_cast<uintptr_t>(at_.of(step.operands[place].view)) % kVector == 0;
+    });
+  }
+  ArrivingKeys arriving(const Attend& step) {
+    if (!step.arriving) return {};
+    const Arriving& a = *step.arriving;
+    if (windows_->shares_device(a.peer))
+      windows_->finish(program_.exchanges[a.exchange], a.exchange, step.lane);
+    const auto strides = [](const Operand& o) -> std::array<int64_t, 3> {
+      const int64_t bytes = bytes_of(o.type);
+      return {o.view.stride_batch / bytes, o.view.stride_row / bytes, o.view.stride_head / bytes};
+    };
+    return {at_.of(a.k.view),
+            at_.of(a.v.view),
+            strides(a.k),
+            strides(a.v),
+            windows_->words_of_parts(a.exchange, a.peer),
+            windows_->run()};
   }
   void set_named(const Attend& step, fovea_buffers& b) const {
     size_t count = 0;
@@ -328,6 +358,8 @@ void DistributedPlan::explain(const std::vector<Estimate>& weighed,
   for (const Step& step : program_.steps) {
     reason_ += ' ';
     reason_ += kStepNames[step.index()];
+    if (const auto* attend = std::get_if<Attend>(&step); attend != nullptr && attend->arriving)
+      reason_ += "-as-keys-arrive";
   }
   reason_ += '\n';
 }

@@ -1,7 +1,10 @@
 // The definitions of exchange.hpp.
 #include "distributed/exchange.hpp"
 
+#include <map>
 #include <utility>
+
+#include "core/arriving_keys.hpp"
 
 namespace fovea::distributed {
 namespace {
@@ -254,7 +257,7 @@ class ByCopies {
           made_.copies.push_back(
               {peer, leaves,
                box_between(flow, source(from, f, run, heads), target(to, f, run, heads), run, heads),
-               flow.type});
+               flow.type, f});
       });
     }
     return is_copied_by_peer;
@@ -300,6 +303,34 @@ void Exchange::move_own_rows(int rank, std::vector<PlannedMove>& moves) {
     if (copy.peer == rank) add_box(moves, {copy.type, copy.type, false}, rank, copy.box);
   }
   std::erase_if(copies, [&](const PeerCopy& copy) { return copy.peer == rank; });
+}
+
+void Exchange::copy_in_parts(int heads_parts) {
+  std::vector<PeerCopy> ordered;
+  const auto rows_of = [&](size_t flow) {
+    int64_t rows = 0;
+    for (const PeerCopy& copy : copies) rows += copy.flow == flow ? copy.box.rows : 0;
+    return rows;
+  };
+  const int key_parts = copies.empty() ? 1 : arriving_key_parts(rows_of(copies[0].flow));
+  for (int part = 0; part < heads_parts; ++part) {
+    for (int key_part = key_parts - 1; key_part >= 0; --key_part) {
+      std::map<size_t, int64_t> next;  // row of each flow
+      for (const PeerCopy& copy : copies) {
+        const int64_t half = rows_of(copy.flow) / key_parts, first = next[copy.flow];
+        const Range rows = Range{first, first + copy.box.rows} & Range{key_part * half, (key_part + 1) * half};
+        next[copy.flow] += copy.box.rows;
+        if (rows.empty()) continue;
+        PlannedBox& box = ordered.emplace_back(copy).box;
+        box.heads /= heads_parts;
+        box.from = box.from.at(rows.begin - first, part * box.heads);
+        box.to = box.to.at(rows.begin - first, part * box.heads);
+        box.rows = rows.size();
+      }
+      if (!ordered.empty()) ordered.back().ends_part = part * key_parts + key_part;
+    }
+  }
+  copies = std::move(ordered);
 }
 
 Way way_of(const Flow& flow, bool alone) {

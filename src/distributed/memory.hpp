@@ -57,6 +57,8 @@ class Memory {
   virtual std::shared_ptr<void> share(size_t bytes, SharedPlace& place) = 0;
   /// Another rank's, under an address of this one; null where this rank does not reach it.
   virtual std::shared_ptr<void> reach(const SharedPlace& place) = 0;
+  /// Whether it is memory of the same device.
+  virtual bool is_of_this_device(const SharedPlace& place) const = 0;
   /// Copies a box as it is, from or to memory of any rank. On GPUs without an SM.
   virtual void copy(const Box& box, int64_t element_bytes, Lane lane) = 0;
   /// The same of many boxes, faster. On GPUs by as many SMs as links keep busy, which leave room for moves.

@@ -116,6 +116,7 @@ class HostMemory final : public Memory {
     std::memcpy(place.words.data(), &own, sizeof own);
     return memory;
   }
+  bool is_of_this_device(const SharedPlace&) const override { return true; }
   std::shared_ptr<void> reach(const SharedPlace& place) override {
     HostPlace other;
     std::memcpy(&other, place.words.data(), sizeof other);

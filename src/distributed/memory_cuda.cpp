@@ -90,6 +90,7 @@ struct DevicePlace {
   int device = 0;
   void* memory = nullptr;
   cudaIpcMemHandle_t handle{};
+  std::array<char, 16> bus{};  ///< where the GPU is: processes may count theirs in other orders
 };
 static_assert(sizeof(DevicePlace) <= sizeof(SharedPlace));
 
@@ -152,7 +153,7 @@ class DeviceMemory final : public Memory {
     demand(cudaMemsetAsync(memory.get(), 0, bytes, link_), "cudaMemsetAsync");
     demand(cudaStreamSynchronize(link_), "cudaStreamSynchronize");
     SharedMemories::of_process().add(memory);
-    DevicePlace own{host_number(), getpid(), device_, memory.get(), {}};
+    DevicePlace own{host_number(), getpid(), device_, memory.get(), {}, bus_of(device_)};
     if (cudaIpcGetMemHandle(&own.handle, memory.get()) != cudaSuccess) {
       cudaGetLastError();  // other processes do not reach it, threads do
       own.handle = {};
@@ -177,6 +178,11 @@ class DeviceMemory final : public Memory {
               const cuda::ContextScope context(cuda::primary_context(device));
               if (cudaIpcCloseMemHandle(p) != cudaSuccess) cudaGetLastError();
             }};
+  }
+  bool is_of_this_device(const SharedPlace& place) const override {
+    DevicePlace other;
+    std::memcpy(&other, place.words.data(), sizeof other);
+    return other.bus == bus_of(device_);
   }
   void copy(const Box& box, int64_t element_bytes, Lane lane) override {
     const cuda::ContextScope scope(cuda::primary_context(device_));
@@ -225,6 +231,11 @@ class DeviceMemory final : public Memory {
   static int checked(int device) {
     check_cuda(device);
     return device;
+  }
+  static std::array<char, 16> bus_of(int device) {
+    std::array<char, 16> bus{};
+    demand(cudaDeviceGetPCIBusId(bus.data(), static_cast<int>(bus.size()), device), "cudaDeviceGetPCIBusId");
+    return bus;
   }
   /// Behind what lies on the lane of links; done when the call returns.
   void copy(void* to, const void* from, size_t bytes, cudaMemcpyKind kind) {

@@ -42,6 +42,7 @@ struct Finish {
   bool is_read = true;  ///< whether later steps compute with what arrived
   /// By copies: the lane of computing waits for nothing but that, where nothing is unpacked.
   bool on_compute = false;
+  bool heard = false;  ///< by copies: calls have waited for all of it themselves
   Lane reader = Lane::kCompute;
 };
 /// What is put on `later` from now on waits for what lies on `sooner`.
@@ -58,6 +59,16 @@ struct Attend {
   Lane lane = Lane::kCompute;
   DropoutPlace dropout;
   double flops = 0, longest_tile = 0, copies = 0;  ///< see choose.hpp
+  std::shared_ptr<const struct Arriving> arriving;  ///< null: all keys are there when the call begins
+};
+/// Keys of another rank that may be on their way while a call runs.
+struct Arriving {
+  Operand k, v;
+  size_t exchange = 0;
+  int peer = 0;
+  /// In place of the call where pointers of the caller's are no multiples of 16 bytes: the call over copies, which are made first.
+  std::shared_ptr<const Attend> over_copies;
+  std::vector<PlannedMove> copies;
 };
 /// Parts over disjoint keys become one result.
 struct Merge {

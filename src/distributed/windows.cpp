@@ -32,6 +32,7 @@ std::unique_ptr<Windows> Windows::open(const Transport& transport, Memory& memor
   for (size_t rank = 0; rank < places.size(); ++rank) {
     made->shared_.push_back(rank == own ? mine : memory.reach(places[rank]));
     made->windows_.push_back(static_cast<char*>(made->shared_.back().get()));
+    made->shares_device_.push_back(memory.is_of_this_device(places[rank]));
     if (made->windows_.back() == nullptr) reached = 0;
   }
   const std::vector<int32_t> all = told_by_all(transport, memory, reached);

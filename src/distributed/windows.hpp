@@ -49,13 +49,20 @@ class Windows {
   void finish(const Exchange& exchange, size_t number, Lane lane) {
     await(exchange.copied_by, number, kDone, lane);
   }
+  /// Words of this rank's that say which parts of the heads a peer has copied here in step `number`: each comes to `run()`.
+  const uint32_t* words_of_parts(size_t number, int peer) const {
+    return word(transport_.rank(), number, peer, kPart);
+  }
+  uint32_t run() const { return run_; }
+  /// Whether a rank computes on the device of this one: what either copies may wait for SMs that the other holds.
+  bool shares_device(int rank) const { return shares_device_[static_cast<size_t>(rank)]; }
   /// Behind all steps.
   void end_run();
   /// A run has failed on this rank: nothing waits for others any more.
   void abandon();
 
  private:
-  enum Kind : size_t { kOpen, kDone, kKinds };
+  enum Kind : size_t { kOpen, kDone, kPart, kKinds = kPart + kMostCopyParts };
 
   /// By copy engines, beside what is computed.
   template <class BoxOf>
@@ -65,8 +72,11 @@ class Windows {
       const int peer = copies[i].peer;
       const bool own = peer == transport_.rank();
       if (!own) await(without({peer}, exchange.open_at), number, kOpen, Lane::kLink);
-      for (; i < copies.size() && copies[i].peer == peer; ++i)
+      for (; i < copies.size() && copies[i].peer == peer; ++i) {
         memory_.copy(box_of(copies[i]), bytes_of(copies[i].type), Lane::kLink);
+        if (const int part = copies[i].ends_part; part >= 0)
+          tell({peer}, number, static_cast<Kind>(kPart + static_cast<size_t>(part)), Lane::kLink);
+      }
       if (!own) tell({peer}, number, kDone, Lane::kLink);
     }
   }
@@ -102,7 +112,8 @@ class Windows {
   size_t words_;
   int64_t first_;  ///< bytes in front of the workspace
   std::vector<std::shared_ptr<void>> shared_;
-  std::vector<char*> windows_;  ///< by rank
+  std::vector<char*> windows_;       ///< by rank
+  std::vector<bool> shares_device_;  ///< by rank
   uint32_t run_ = 0;
   std::chrono::steady_clock::time_point begun_;
   mutable std::mutex mutex_;

@@ -50,6 +50,8 @@ Preparation try_backend(const Backend& backend, const AttentionProblem& problem,
   }
   if (std::string missing = backend.unavailable_because(); !missing.empty())
     return {nullptr, std::move(missing)};
+  if (problem.arriving_keys > 0 && backend.device == DeviceType::kCpu)
+    return {nullptr, "computes when all keys are there"};
   if (!needed && backend.device == DeviceType::kCuda && problem.expressions) return {};
   return try_prepare(backend, problem, options);
 }
@@ -230,6 +232,8 @@ Plan make_plan(const ProblemDescription& description, const PlanOptions& options
   check_memory(description);
   Plan plan;
   plan.problem = validate(description);
+  plan.problem.arriving_keys = options.arriving_keys;
+  plan.problem.arriving_heads = options.arriving_heads;
   if (const TensorDesc& q = plan.problem[Role::kQ]; q.device == DeviceType::kCuda) {
     cuda::check_device("q", q.device_id);
   }

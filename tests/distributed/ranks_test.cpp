@@ -3,7 +3,10 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstdlib>
+#include <functional>
+#include <limits>
 #include <utility>
 
 #include "distributed/local_ranks.hpp"
@@ -26,8 +29,12 @@ bool may_be_left_out(const ProblemSpec& spec, const Division& division, const st
          failure.find("none of the backends can do") != std::string::npos;
 }
 
-void expect_right(const ProblemSpec& spec, const Division& division, bool backward, const std::string& name) {
+/// `reason` gets what the plan of the last pass says of itself. `change` may write to the inputs.
+void expect_right(const ProblemSpec& spec, const Division& division, bool backward, const std::string& name,
+                  std::string* reason = nullptr,
+                  const std::function<void(OwnedProblem&)>& change = [](OwnedProblem&) {}) {
   OwnedProblem problem(spec);
+  change(problem);
   CheckOptions options;
   options.backward = backward;
   Checker checker(problem, options);
@@ -35,6 +42,7 @@ void expect_right(const ProblemSpec& spec, const Division& division, bool backwa
     if (pass == FOVEA_BACKWARD && !backward) break;
     LocalRanks ranks(problem, division);
     std::string failure = ranks.run(pass);
+    if (reason != nullptr) *reason = ranks.reason();
     if (may_be_left_out(spec, division, failure)) return;
     if (failure.empty()) failure = checker.check_outputs(pass);
     ASSERT_EQ(failure, "") << name << (pass == FOVEA_FORWARD ? " forward " : " backward ") << division.ranks
@@ -102,6 +110,83 @@ TEST(CudaRanksByCopies, RandomProblems) {
     division.peer_copies = 1;
     put_on_gpus(spec, division, devices);
   });
+}
+
+/// Whether the first GPU's backend has kernels that wait for keys.
+bool waits_for_keys(const ProblemSpec& spec, const fovea_device& device) {
+  Division alone;
+  alone.queries = {{0, 0, spec.seqlen_q}};
+  alone.keys = {{0, 0, spec.seqlen_k}};
+  alone.devices = {device};
+  alone.backend = "cuda_sm90";
+  return LocalRanks(OwnedProblem(spec), alone).run(FOVEA_FORWARD).empty();
+}
+
+/// Two ranks with rows in a row, or early and late ones, cut anywhere or at multiples of 8.
+Division two_ranks(Random& random, const ProblemSpec& spec, bool early_and_late, int devices) {
+  Division division;
+  division.ranks = 2;
+  division.heads_ranks = 1;
+  division.stages = 2;
+  division.peer_copies = 1;
+  const int64_t multiple = random.one_of<int64_t>({1, 8, 64}), rows = spec.seqlen_q;
+  const auto cut = [&](int64_t begin, int64_t end) {
+    return std::clamp((begin + random.between(0, end - begin)) / multiple * multiple, begin, end);
+  };
+  const int64_t second = cut(0, rows);
+  if (early_and_late) {
+    const int64_t first = cut(0, second), third = cut(second, rows);
+    division.queries = {{0, 0, first}, {1, first, second}, {1, second, third}, {0, third, rows}};
+  } else {
+    division.queries = {{0, 0, second}, {1, second, rows}};
+  }
+  division.keys = division.queries;
+  put_on_gpus(spec, division, devices);
+  return division;
+}
+
+/// On Hopper the calls of two ranks run over keys that the other's copies bring meanwhile. Where the numbers of keys are no multiples of
+/// 8, or a window cuts rectangles, parts are merged. One value in some of the problems is no number: rows that do not see it are finite.
+TEST(CudaRanksByCopies, KeysArriveWhileCallsRun) {
+  const int devices = fovea_cuda_device_count();
+  if (devices * static_cast<int>(number_of("FOVEA_TEST_RANKS_OF_A_GPU", 1)) < 2)
+    GTEST_SKIP() << "fewer than two GPUs: " << fovea_cuda();
+  const uint64_t problems = number_of("FOVEA_TEST_PROBLEMS", 60);
+  uint64_t waited = 0;
+  bool waits = false;
+  for (uint64_t index = number_of("FOVEA_TEST_INDEX", 0); index < problems; ++index) {
+    Random random(number_of("FOVEA_TEST_SEED", 2031) * 1'000'003 + index);
+    ProblemSpec spec;
+    spec.data_seed = random.bits();
+    spec.type = random.one_of({Type::kF16, Type::kBF16});
+    spec.o_is_f32 = random.chance(0.2);
+    spec.heads_kv = random.one_of<int64_t>({1, 2, 3, 4, 8});
+    spec.heads_q = spec.heads_kv * random.one_of<int64_t>({1, 1, 2});
+    spec.head_dim = spec.head_dim_v = random.one_of<int64_t>({16, 64, 72, 128});
+    spec.batch = random.between(1, 2);
+    spec.seqlen_q = spec.seqlen_k = random.between(2, 500);
+    spec.causal = random.chance(0.8);
+    if (random.chance(0.1)) spec.window_left = random.between(0, 100);
+    spec.sink = random.chance(0.3);
+    spec.logit = random.one_of({0.5, 1.0, 5.0, 40.0});
+    const Division division = two_ranks(random, spec, random.chance(0.7), devices);
+    waits = waits || waits_for_keys(spec, division.devices[0]);
+    const int64_t key = random.between(0, spec.seqlen_k - 1);
+    // Merging leaves out parts whose weight is too small for float32.
+    const bool not_finite = spec.logit < 10 && random.chance(0.3);
+    std::string reason;
+    expect_right(spec, division, false, "FOVEA_TEST_INDEX=" + std::to_string(index), &reason,
+                 [&](OwnedProblem& problem) {
+                   if (not_finite) problem[Role::kV].set({0, key, 0, 3}, std::numeric_limits<double>::quiet_NaN());
+                 });
+    if (HasFatalFailure()) return;
+    waited += reason.find("as-keys-arrive") != std::string::npos ? 1 : 0;
+  }
+  if (waits) {
+    EXPECT_GT(waited * 3, problems) << waited;
+  } else {
+    EXPECT_EQ(waited, 0u);
+  }
 }
 
 /// Gradients of 16 bits to which many calls and ranks add are sums of float32 that are rounded once: those of one rank, which writes

@@ -91,7 +91,15 @@ struct FwdSm90Epilogue {
       if (row >= work.end_row) break;
       write_exact_row<T, kColumns, Key, kConfig.multiplies_qv>(
           f, work, kConfig.dropout ? tile::dropout_of(f.p) : tile::Dropout(), row, first_column,
-          min(kColumns, columns_left()), work.load_begin * kTileN, work.load_end * kTileN);
+          min(kColumns, columns_left()), work.load_begin * kTileN, work.load_end * kTileN, arriving());
+    }
+  }
+  /// Of kernels that know them.
+  __device__ __forceinline__ decltype(auto) arriving() const {
+    if constexpr (kConfig.arriving) {
+      return (args.arriving);
+    } else {
+      return NoArrivingKeys{};
     }
   }
 

@@ -5,6 +5,7 @@
 
 #include "cuda/kernels/fwd_sm90_config.cuh"
 #include "cuda/kernels/fwd_stream_k.cuh"
+#include "cuda/ptx/acquire_release.cuh"
 #include "cuda/ptx/bulk.cuh"
 #include "cuda/ptx/cluster.cuh"
 #include "cuda/ptx/mbarrier.cuh"
@@ -165,10 +166,10 @@ struct TmaKeys {
         first_row(paged() ? span.used_k - 1 : static_cast<int>(span.row_k)) {}
 
   __device__ __forceinline__ bool paged() const { return args.f.p.page_table.data != nullptr; }
-  /// Where the box of keys from key + first on lies, in the block from `key` on. Behind the last key no entry of the table is read: the
+  /// Where the box of keys from key + first on lies, in the block from `key` on: of keys that arrive by their maps. Behind the last key no entry of the table is read: the
   /// block's first box is loaded again, for keys that no row sees.
   __device__ __forceinline__ tile::PageRow box(int key, int first) const {
-    if (!paged()) return {sequence, first_row + key};  // a box is the block
+    if (!paged()) return {sequence, first_row + key + first};
     return tile::page_row(args.f.p, sequence, key + first <= first_row ? key + first : key);
   }
   /// Calls visit(first key of the box in the block, row, head, sequence or page) for the boxes of kTileN keys from `key` on.
@@ -191,6 +192,16 @@ __device__ __forceinline__ void load_transposed(const TmaForwardArgs& args, cons
   ptx::mbarrier_wait(memory.empty_v(ring.stage), ring.phase ^ 1);
   ptx::mbarrier_arrive_expect(full, kBytes);
   ptx::bulk_load(memory.v(ring.stage), args.f.transposed_v.block(args.f.p, batch, head_kv, n), kBytes, full);
+}
+
+/// Waits for the part of the keys of a head that arrive with this one, if it does; `part` is that of the key behind it, and becomes its
+/// own. -1: keys that do not.
+__device__ __forceinline__ void wait_for_keys(const ArrivingKeysView& arriving, int head, int key, int& part) {
+  if (key >= arriving.keys) return;
+  const int own = key / arriving.keys_a_part;
+  if (own == part) return;
+  part = own;
+  ptx::wait_for_arrival(arriving.words + head / arriving.heads * arriving.key_parts + own, arriving.number);
 }
 
 /// Loads K and V: one warp, or its lane 0 alone (FwdSm90Config::pages()). Each lane loads a box of the block (without pages lane 0 all of it),
@@ -216,11 +227,16 @@ __device__ __forceinline__ void fwd_sm90_load_keys(const TmaForwardArgs& args,
           const tile::KvBlocks& loads) {
         const TmaKeys keys(args, work, span);
         const TileBlocks<Memory::kConfig.consumers> blocks(args.f, work.batch, work.head, first_row);
+        int part = -1;  // of keys that arrive: the one that the tile has come to, if any
 #pragma unroll 1
         for (int n = blocks.before(loads.end, loads.begin); n >= loads.begin;
              n = blocks.before(n, loads.begin)) {
           tile::PageRow at = {keys.sequence, keys.first_row + n * kTileN};
-          if (kPages && first < kTileN) at = keys.box(n * kTileN, first);
+          if (kPages && first < kTileN) {
+            at = keys.box(n * kTileN, first);
+            if constexpr (Memory::kConfig.arriving)
+              wait_for_keys(args.arriving, keys.head, n * kTileN + first, part);
+          }
           const auto load = [&](const CUtensorMap& map, uint32_t to, int bytes, uint32_t full,
                                 uint32_t empty) {
             ptx::mbarrier_wait(empty, ring.phase ^ 1);
@@ -232,12 +248,12 @@ __device__ __forceinline__ void fwd_sm90_load_keys(const TmaForwardArgs& args,
                             at.row, keys.head, at.page);
             }
           };
-          load(args.k, memory.k(ring.stage), Memory::kConfig.k_bytes(), memory.full_k(ring.stage),
+          load(part >= 0 ? args.arriving.k : args.k, memory.k(ring.stage), Memory::kConfig.k_bytes(), memory.full_k(ring.stage),
                memory.empty_k(ring.stage));
           if constexpr (Memory::kConfig.e4m3) {
             if (lane == 0) load_transposed(args, memory, ring, work.batch, keys.head, n);
           } else {
-            load(args.v, memory.v(ring.stage), Memory::kConfig.v_bytes(), memory.full_v(ring.stage),
+            load(part >= 0 ? args.arriving.v : args.v, memory.v(ring.stage), Memory::kConfig.v_bytes(), memory.full_v(ring.stage),
                  memory.empty_v(ring.stage));
           }
           ring.advance();

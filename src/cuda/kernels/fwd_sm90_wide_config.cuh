@@ -38,6 +38,7 @@ struct FwdSm90WideConfig {
   static constexpr int row_groups() { return 1; }
   static constexpr bool plans_ahead() { return false; }
   static constexpr bool seen_blocks() { return false; }
+  static constexpr bool arriving = false;
   constexpr int columns_o() const { return head_dim_v / kConsumers; }
   static constexpr int planners() { return 1; }
   /// Threads that take tiles: the planner, and those that load K and each half of V, or K as all of these.

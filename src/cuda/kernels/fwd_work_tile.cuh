@@ -5,6 +5,7 @@
 
 #include <cmath>
 #include <cstdint>
+#include <type_traits>
 
 #include "cuda/kernels/args.hpp"
 #include "cuda/warp/any_query.cuh"
@@ -140,13 +141,19 @@ __device__ __forceinline__ float descale_of_products(const tile::AttentionParams
   return p.q_descale.at(batch, head_kv) * p.k_descale.at(batch, head_kv);
 }
 
+/// In the place of ArrivingKeysView in kernels that know no keys in rows of their own.
+struct NoArrivingKeys {
+  static constexpr int keys = 0;
+};
+
 /// Computes a row again without matrix products and writes it: columns [first_column, first_column + columns)
 /// of O, and lse with first_column = 0. Keys are those of [key_begin, key_end) that the row sees. The whole
 /// warp calls it. Key: the element of k and v. kQv: whether the kernel multiplies qv, where there is one.
-template <class T, int kColumns, class Key = T, bool kQv = false>
+template <class T, int kColumns, class Key = T, bool kQv = false, class Arriving = NoArrivingKeys>
 __device__ __forceinline__ void write_exact_row(const ForwardArgs& f, const FwdWorkTile& work,
                                                 const tile::Dropout& dropout, int row, int first_column,
-                                                int columns, int key_begin, int key_end) {
+                                                int columns, int key_begin, int key_end,
+                                                const Arriving& arriving = {}) {
   static_assert(!kQv || sizeof(Key) != 1, "products with factors of their own are not added up");
   const tile::AttentionParams& p = f.p;
   const int lane = static_cast<int>(threadIdx.x) % 32;
@@ -165,12 +172,26 @@ __device__ __forceinline__ void write_exact_row(const ForwardArgs& f, const FwdW
   const auto rows_of = [&](const tile::RowsView& view, int column) {
     return tile::key_rows(p, view, work.span, work.batch, head_kv, sizeof(Key), column);
   };
-  const auto add = [&](const auto& q, const auto& more) {
+  const auto add_keys = [&](const auto& q, const auto& more, const tile::RowsView& k, const tile::RowsView& v,
+                            int begin, int end) {
     exact.template add<T, Key>(p, ScoreRow<T>(p, work.span, work.batch, r.head, r.query),
-                               DropoutRow(dropout, p, work.batch, r.head, r.query), q, rows_of(p.k, 0),
-                               rows_of(p.v, first_column), columns,
-                               used ? tile::keys_of(p, work.span, r.query) : tile::Span32{}, key_begin,
-                               key_end, product_scale, value_scale, more);
+                               DropoutRow(dropout, p, work.batch, r.head, r.query), q, rows_of(k, 0),
+                               rows_of(v, first_column), columns,
+                               used ? tile::keys_of(p, work.span, r.query) : tile::Span32{}, begin, end,
+                               product_scale, value_scale, more);
+  };
+  const auto add = [&](const auto& q, const auto& more) {
+    if constexpr (std::is_same_v<Arriving, NoArrivingKeys>) {
+      add_keys(q, more, p.k, p.v, key_begin, key_end);
+    } else {
+#pragma unroll 1
+      for (int piece = arriving.keys > 0 ? 0 : 1; piece < 2; ++piece) {
+        const bool own = piece == 1;
+        add_keys(q, more, own ? p.k : arriving.k_rows, own ? p.v : arriving.v_rows,
+                 own ? max(key_begin, arriving.keys) : key_begin,
+                 own ? key_end : min(key_end, arriving.keys));
+      }
+    }
   };
   if constexpr (kQv) {
     add(query_of(p.q), ProductsWithValues<T>{p.qv.data == nullptr ? nullptr : query_of(p.qv), rows_of(p.v, 0),

@@ -7,18 +7,33 @@
 
 namespace fovea::cuda {
 
+/// The first keys of each sequence, where they lie in tensors of their own and arrive while the kernel runs
+/// (core/arriving_keys.hpp). k and v of `f.p` begin so many rows before those that lie there, of which nothing is read.
+struct ArrivingKeysView {
+  CUtensorMap k, v;               ///< as those of the others
+  tile::RowsView k_rows, v_rows;  ///< their rows
+  const uint32_t* words = nullptr;
+  uint32_t number = 0;
+  int heads = 1;        ///< key heads of a word
+  int keys = 0;         ///< 0: none arrive
+  int keys_a_part = 1;  ///< of a word
+  int key_parts = 1;
+};
+
 /// Boxes are 64 columns wide, of 8 bits 128, so that their rows fill the 128-byte swizzle. There is no map of v of 8 bits, which
 /// lies transposed in memory.
 ///   q      (D, group, rows, heads, batch): with pack_group the heads of a group are a dimension of their
 ///          own, and `heads` those of k, so that a box of kTmaRowsQ rows holds those of a packed tile; else
 ///          group is 1.
-///   k, v   (D or Dv, rows, heads_kv, batch), boxes of `box_keys` rows: the kernel's tile_n, or where keys lie in pages a
-///          divisor of it and of the page, and then (D or Dv, rows of a page, heads_kv, pages).
+///   k, v   (D or Dv, rows, heads_kv, batch), boxes of `box_keys` rows: the kernel's tile_n, or where some keys arrive a divisor of it
+///          and of their number, or where keys lie in pages one of it and of the page, and then (D or Dv, rows of a page, heads_kv,
+///          pages).
 /// Packed sequences: batch is 1, rows are all rows. bf16x3: the copies, kBf16x3Parts * bf16x3_columns wide.
 struct TmaForwardArgs {
   ForwardArgs f;
   CUtensorMap q, k, v;
   CUtensorMap qv;  ///< as q with the columns of v, where queries meet values
+  ArrivingKeysView arriving;
   /// Strips of columns of q and of k that stand before those of qv and of v in the products of a score; with no qv more than there are.
   int key_strips = 0;
   int box_keys = 0;

@@ -19,6 +19,7 @@ struct LaunchInput {
   const typename Layout::Args& args;  ///< with the pointers of this run
   char* workspace;
   void* stream;
+  const ArrivingKeys& arriving;  ///< of a problem that has some
 };
 
 /// Bytes of a parameter at most: what every version of CUDA passes to a kernel.

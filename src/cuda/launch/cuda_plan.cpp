@@ -183,7 +183,7 @@ struct Launches {
   std::string summary;
   std::string clause;  ///< why they cannot be; "" when they can
 
-  void put_on(void* stream, const typename Layout::Args& args, char* workspace) const;
+  void put_on(const Buffers& buffers, const typename Layout::Args& args) const;
 };
 
 std::string describe(const Kernel& kernel, int ctas_per_sm, const Grid& grid) {
@@ -251,17 +251,19 @@ Launches<Layout> make_launches(Family family, const AttentionProblem& p, const P
 }
 
 template <class Layout>
-void Launches<Layout>::put_on(void* stream, const typename Layout::Args& args, char* workspace) const {
+void Launches<Layout>::put_on(const Buffers& buffers, const typename Layout::Args& args) const {
   alignas(64) std::array<std::byte, kMaxArgsBytes>
       own_args;  // not initialised: a binding writes what its kernel reads
   for (const Launch& l : list) {
     const Kernel& kernel = *l.kernel;
     std::array<void*, 1> parameters = {const_cast<typename Layout::Args*>(&args)};
     if (kernel.binding != nullptr) {
-      binding_of(*kernel.binding, layout)({kernel, layout, args, workspace, stream}, own_args.data());
+      binding_of(*kernel.binding, layout)(
+          {kernel, layout, args, static_cast<char*>(buffers.workspace), buffers.stream, buffers.arriving},
+          own_args.data());
       parameters = {own_args.data()};
     }
-    const CUresult error = l.put_on(static_cast<CUstream>(stream), parameters.data());
+    const CUresult error = l.put_on(static_cast<CUstream>(buffers.stream), parameters.data());
     if (error != CUDA_SUCCESS) throw_cuda(kernel.name, error);
   }
 }
@@ -305,8 +307,8 @@ CudaPlan<Layout>::CudaPlan(const AttentionProblem& problem, Launches<Layout> fir
                         first_.list.empty()) {
   summary = first_.summary;
   int64_t size = first_.layout.workspace_size;
+  if (first_.aligned_only) needs_aligned_ = input_bits(problem) | output_bits(first_.layout.args);
   if (any_address_) {
-    needs_aligned_ = input_bits(problem) | output_bits(first_.layout.args);
     size = std::max(size, any_address_->layout.workspace_size);
     summary += "; for pointers that are no multiples of 16 bytes " + any_address_->summary;
   }
@@ -344,7 +346,10 @@ void CudaPlan<Layout>::write_rng_state(const Buffers& buffers) const {
 
 template <class Layout>
 const Launches<Layout>& CudaPlan<Layout>::launches_for(const tile::AttentionParams& p) const {
-  if ((p.aligned16 & needs_aligned_) != needs_aligned_) return *any_address_;
+  if ((p.aligned16 & needs_aligned_) != needs_aligned_) {
+    if (!any_address_) throw RequestError(Status::kInternal, "", "an address is no multiple of 16 bytes where keys arrive");
+    return *any_address_;
+  }
   return values_in_keys_ && p.v.data == p.k.data ? *values_in_keys_ : first_;
 }
 
@@ -364,7 +369,7 @@ void CudaPlan<Layout>::run(const Buffers& buffers) const {
   launches->layout.point_into(workspace, args);
   if (no_sequences_ >= 0) bound_an_empty_sequence(args.p, workspace, buffers.stream);
   if (writes_rng_state_) write_rng_state(buffers);
-  launches->put_on(buffers.stream, args, workspace);
+  launches->put_on(buffers, args);
 }
 
 template <class Layout>
@@ -376,11 +381,11 @@ Preparation prepare_pass(Family family, const AttentionProblem& problem, const P
   Launches<Layout> first = make_launches<Layout>(family, p, options, Pointers::kAligned, pattern);
   if (!first.clause.empty()) return {nullptr, std::move(first.clause)};
   std::optional<Launches<Layout>> any_address, values_in_keys;
-  if (first.aligned_only) {  // a plan is for any pointers
+  if (first.aligned_only && p.arriving_keys == 0) {  // a plan is for any pointers, unless src/distributed knows them
     any_address = make_launches<Layout>(family, p, options, Pointers::kAny, pattern);
     if (!any_address->clause.empty()) return {nullptr, std::move(any_address->clause)};
   }
-  if (problem.pass == Pass::kForward && first.aligned_only && values_may_be_in_keys(p)) {
+  if (problem.pass == Pass::kForward && first.aligned_only && p.arriving_keys == 0 && values_may_be_in_keys(p)) {
     values_in_keys = make_launches<Layout>(family, p, options, Pointers::kValuesInKeys, pattern);
     if (!values_in_keys->clause.empty() || !values_in_keys->values_in_keys) values_in_keys.reset();
   }

@@ -181,6 +181,17 @@ std::string pages_clause(const Kernel& k, const KernelRequest& r) {
          std::to_string(r.problem.cache_rows) + " allow " + std::to_string(box);
 }
 
+/// TMA copies boxes of keys that lie in one of two tensors.
+std::string arriving_clause(const Kernel& k, const KernelRequest& r) {
+  const int64_t arriving = r.problem.arriving_keys;
+  if (!computes_scores(k) || (k.terms & kTermArriving) == 0) return "";
+  if (arriving == 0) return "is for keys that arrive while it runs";
+  const int box = tma_box_keys(k.tile_n, static_cast<int>(arriving));
+  if (box % kTmaFewestKeys == 0) return "";
+  return "copies keys by TMA in boxes of a multiple of " + std::to_string(kTmaFewestKeys) +
+         " that divide those that arrive, " + std::to_string(arriving) + " allow " + std::to_string(box);
+}
+
 /// Of kernels whose tiles hold all queries of a key head.
 std::string few_rows_clause(const Kernel& k, const KernelRequest& r) {
   const int64_t rows = r.problem.seqlen_q * (packs_group(r.problem, k) ? r.problem.group() : 1);
@@ -329,7 +340,7 @@ bool lies_without_gaps(const TensorDesc& t) {
 constexpr std::array kConditions = {
     excluded_clause, name_clause,      capability_clause, dtype_clause,     gradients_clause,
     length_clause,   head_size_clause, terms_clause,      key_dtype_clause, e4m3_operands_clause,
-    keys_clause,     lists_clause,     tma_clause,        pages_clause,     values_in_keys_clause,
+    keys_clause,     lists_clause,     tma_clause,        pages_clause,     arriving_clause, values_in_keys_clause,
     stream_clause,   cluster_clause,   chain_clause,      alignment_clause, shared_memory_clause,
     dbias_clause,    order_clause};
 
@@ -418,7 +429,7 @@ uint32_t terms_known_by(const Kernel& k) {
   const bool general = k.source.text != nullptr && (k.terms & kAllTerms) == kAllTerms;
   if (!computes_scores(k))
     return k.terms | kTermExpressions | kTermLists | kTermCache | kTermPages | kTermKeysOf8Bits |
-           kTermQueriesOf8Bits | kTermQueriesOfValues;
+           kTermQueriesOf8Bits | kTermQueriesOfValues | kTermArriving;
   const bool by_lists = (k.terms & kTermLists) != 0;
   // A copy of float32 operands as bf16x3 has the rows of the tensors.
   const bool of_cache = k.kind == KernelKind::kForward && !k.bf16x3 && !by_lists;

@@ -129,9 +129,10 @@ double time_of_tiles(const AttentionProblem& p, const Kernel& kernel, int sm_cou
   const auto tile_time = [&](double keys) { return kernel.tile_m * (keys + kFixedKeys) / rate; };
   const auto slots = static_cast<double>(std::max(1, sm_count));
   const double turns = static_cast<double>(tiles) / slots;
-  // Tiles of one length take whole turns; of many lengths, longest first, they even out.
+  // Tiles of one length take whole turns; of many lengths, longest first, they even out, as far as the shortest are short.
   if (average == longest) return std::ceil(turns) * tile_time(longest);
-  return std::max(tile_time(longest), turns * tile_time(average));
+  const double shortest = p.packed ? 0 : std::max(0.0, longest - static_cast<double>(p.seqlen_q));
+  return std::max({tile_time(longest), turns * tile_time(average), std::ceil(turns) * tile_time(shortest)});
 }
 
 int best_num_splits(int64_t ctas, int64_t steps, int64_t slots, int64_t largest) {
@@ -346,6 +347,12 @@ void order_tiles(const AttentionProblem& p, const Kernel& kernel, const DevicePr
     last = ceil_div(kLastTilesPerSlot * args.slots, m_blocks(p, args.pack_group, kernel.tile_m));
     last = ceil_div(last, group) * group;
   }
+  if (p.arriving_keys > 0) {
+    // No section, nor what is left for the end, has heads that arrive at different times: first tiles wait for first arrivals alone.
+    const int64_t together = p.arriving_heads * (args.pack_group ? 1 : p.group());
+    while (together % args.heads_at_once != 0) --args.heads_at_once;
+    last = std::min(last, together);
+  }
   if (!kernel.persistent) {
     args.heads_at_once =
         static_cast<int>(std::max<int64_t>(args.heads_at_once, std::min(last, std::max<int64_t>(planes, 1))));
@@ -387,6 +394,8 @@ ForwardLayout forward_layout(const AttentionProblem& p, const Kernel& kernel, co
   ForwardLayout layout;
   ForwardArgs& args = layout.args;
   args.p = params_of(p);
+  layout.arriving_keys = p.arriving_keys;
+  layout.arriving_heads = p.arriving_heads;
   args.pack_group = packs_group(p, kernel);
   if (args.pack_group) args.query_magic = static_cast<uint32_t>((int64_t{1} << 32) / p.group() + 1);
   args.slots = device.sm_count * ctas_per_sm / kernel.cluster;
@@ -414,10 +423,10 @@ ForwardLayout forward_layout(const AttentionProblem& p, const Kernel& kernel, co
     layout.transposed_v = parts.take(saturating_product(p.heads_kv, blocks), args.transposed_v.block_bytes());
   }
   // A counter is set to 0 by a launch of its own, of 2 us. Two tiles a CTA, longest first, are even without it (one sequence of
-  // 1,024 tokens, 16 heads of 128, causal: 17.3 us for 19.0; where there are more, it is worth 10 to 40 %).
-  constexpr int64_t kWavesInTurn = 2;
+  // 1,024 tokens, 16 heads of 128, causal: 17.3 us for 19.0; where there are more, it is worth 10 to 40 %), but where some wait for keys.
+  const int64_t waves_in_turn = p.arriving_keys > 0 ? 1 : 2;
   const int64_t ctas = ctas_of(p, kernel, args.pack_group) * args.num_splits;
-  if (kernel.persistent && !kernel.stream_k && ctas > kWavesInTurn * args.slots && tiles_differ(p))
+  if (kernel.persistent && !kernel.stream_k && ctas > waves_in_turn * args.slots && tiles_differ(p))
     layout.tile_counter = parts.take(1, 4);
   if (kernel.seen_blocks && p.expressions && p.expressions->sees) {
     args.seen = seen_blocks_of(p, p.heads_q, p.seqlen_q, tile::kSeenQueries, p.seqlen_k, kernel.tile_n);

@@ -95,6 +95,7 @@ struct ForwardLayout {
   int64_t tile_counter =
       -1;  ///< of a persistent kernel; seen_blocks makes it 0, or a memset before the launch
   SeenBlocksParts seen;
+  int64_t arriving_keys = 0, arriving_heads = 1;
   int64_t workspace_size = 0;
 
   /// Sets the pointers of `args` into the workspace.

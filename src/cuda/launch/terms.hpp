@@ -34,7 +34,8 @@ inline constexpr double kMostFastSoftcap = 64;
   X(Pages, pages, "page_table", p.has(Role::kPageTable))                                                     \
   X(KeysOf8Bits, keys_of_8_bits, "keys and values of 8 bits", p[Role::kK].dtype == DType::kE4M3)             \
   X(QueriesOf8Bits, queries_of_8_bits, "queries of 8 bits", p[Role::kQ].dtype == DType::kE4M3)               \
-  X(QueriesOfValues, queries_of_values, "qv", p.has(Role::kQV))
+  X(QueriesOfValues, queries_of_values, "qv", p.has(Role::kQV))                                              \
+  X(Arriving, arriving, "keys that arrive while it runs", p.arriving_keys > 0)
 
 namespace term_bits {
 enum Bit : uint32_t {
@@ -56,7 +57,10 @@ inline constexpr uint32_t kTermExpressions = kTermScore | kTermSees;
 inline constexpr uint32_t kPlainTerms = kTermSink | kTermLse;
 /// All that a general kernel knows: what depends on where keys lie is apart (terms_known_by).
 inline constexpr uint32_t kAllTerms =
-    ((1u << term_bits::kCount) - 1) & ~(kTermExpressions | kTermLists | kTermCache | kTermPages |
-                                        kTermKeysOf8Bits | kTermQueriesOf8Bits | kTermQueriesOfValues);
+    ((1u << term_bits::kCount) - 1) &
+    ~(kTermExpressions | kTermLists | kTermCache | kTermPages | kTermKeysOf8Bits | kTermQueriesOf8Bits |
+      kTermQueriesOfValues | kTermArriving);
+/// The same, and keys that arrive while the kernel runs.
+inline constexpr uint32_t kArrivingTerms = kPlainTerms | kTermArriving;
 
 }  // namespace fovea::cuda

@@ -50,4 +50,14 @@ __device__ __forceinline__ void wait_for(const Word* flag, Word value) {
   }
 }
 
+/// Waits until a word has come to a number, which another device or a stream writes behind memory that this thread may then read, and
+/// TMA at its word (fence.proxy.async). Both numbers go round.
+__device__ __forceinline__ void wait_for_arrival(const uint32_t* word, uint32_t number) {
+  uint32_t seen;
+  do {
+    asm volatile("ld.acquire.sys.global.u32 %0, [%1];" : "=r"(seen) : "l"(word) : "memory");
+  } while (static_cast<int32_t>(seen - number) < 0);
+  asm volatile("fence.proxy.async.global;" ::: "memory");
+}
+
 }  // namespace fovea::cuda::ptx

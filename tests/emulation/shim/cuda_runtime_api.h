@@ -87,6 +87,7 @@ cudaError_t cudaStreamCreateWithPriority(cudaStream_t* stream, unsigned flags, i
 struct cudaIpcMemHandle_t {
   char reserved[64];
 };
+cudaError_t cudaDeviceGetPCIBusId(char* bus, int size, int device);
 inline constexpr unsigned cudaIpcMemLazyEnablePeerAccess = 1;
 // There is one process: ranks are threads.
 cudaError_t cudaIpcGetMemHandle(cudaIpcMemHandle_t* handle, void* memory);
