@@ -232,6 +232,7 @@ TEST(RuntimeKernel, OfAChipThatNvrtcDoesNotKnowIsPtx) {
 TEST(RuntimeKernel, EveryProgramNamesItsKernel) {
   for (const Kernel* kernel : kernel_table()) {
     const bool takes = kernel->kind == KernelKind::kForward || kernel->kind == KernelKind::kBackward ||
+                       kernel->kind == KernelKind::kBackwardDv || kernel->kind == KernelKind::kBackwardDq ||
                        kernel->kind == KernelKind::kListKeys || kernel->kind == KernelKind::kDBias ||
                        kernel->kind == KernelKind::kNamedGradients ||
                        kernel->kind == KernelKind::kNamedPeaks || kernel->kind == KernelKind::kNamedSums ||

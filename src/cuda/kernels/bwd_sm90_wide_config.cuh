@@ -23,6 +23,8 @@ struct BwdSm90WideConfig {
   int z_pieces, w_pieces;    ///< of the rings: a tile at least
   /// Strips of X and of Y, the last ones, that the consumer that multiplies them keeps in registers, 16 a strip.
   int kept_strips = 0;
+  bool expression = false;  ///< compiled for warp/expression.cuh, which is asked of every pair
+  bool dropout = false;
 
   static constexpr int kCluster =
       2;  ///< CTAs that share what is streamed: each loads every second strip for both

@@ -51,6 +51,7 @@ struct BwdSm90WideConsumer : BwdSm90WideScores<Instance, kConsumer> {
       for (int left = heads * (end - begin); left > 0; --left) {
         const int next = n + 1 == end ? begin : n + 1;
         step(n, n < full_begin || n >= full_end, left > 1, next);
+        if (next == begin) ++this->head;
         n = next;
       }
     }
@@ -64,12 +65,12 @@ struct BwdSm90WideConsumer : BwdSm90WideScores<Instance, kConsumer> {
     if (this->odd) this->clear_odd_rows(n);
     if constexpr (kMakesP) {
       Scores s;
-      this->template multiply_rows<true>(s);
+      this->template multiply_rows<true>(s, n);
       this->weigh(s, n, masked);
     }
     if constexpr (kMakesDs) {
       Scores dp;
-      this->template multiply_rows<false>(dp);
+      this->template multiply_rows<false>(dp, n);
       this->score_gradients(dp, n, masked);
     }
     add_to_sums(more, next);
@@ -114,7 +115,7 @@ struct BwdSm90WideConsumer : BwdSm90WideScores<Instance, kConsumer> {
 
   // --- the gradient ---
 
-  /// Rows of the gradient, times `scale` but for dV; zeros in rows that take no part.
+  /// Rows of the gradient, times `scale`, or for dV what dropout keeps times its factor; zeros in rows that take no part.
   __device__ __forceinline__ void write() {
     using Mode = BwdSm90WideMode;
     const tile::AttentionParams& p = args.b.p;
@@ -124,7 +125,7 @@ struct BwdSm90WideConsumer : BwdSm90WideScores<Instance, kConsumer> {
                                   : kMode == Mode::kDk ? tile::kAlignedDK
                                                        : tile::kAlignedDV;
     const int columns = (kSumsZ ? p.head_dim : p.head_dim_v) - kFirst * kConfig.kStrip;
-    const float factor = kMode == Mode::kDv ? 1.0f : p.scale;
+    const float factor = kMode != Mode::kDv ? p.scale : kConfig.dropout ? p.dropout_keep_scale : 1.0f;
     const BwdSm90WideWork& tile = work();
     const int used = kConfig.queries_stay() ? tile.used_q : tile.used_k;
     const int64_t first = view.offset(tile.batch, tile.row_x, tile.head_x) + kFirst * kConfig.kStrip;

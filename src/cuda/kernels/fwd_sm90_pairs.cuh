@@ -57,13 +57,9 @@ __device__ __forceinline__ void find_kept_weights(KeptWeights<kSteps>& kept, con
                                                   const ForwardArgs& f, const FwdWorkTile& work,
                                                   int first_key) {
   const uint32_t head = tile::dropout_head(f.p, work.batch, work.head);
-  const uint32_t row = tile::Dropout::row_of_cell(
-      static_cast<uint32_t>(work.first_row + 16 * warp_index() + lane_index() / 4));
-  const int column = first_key / 4 + lane_index() % 4;
+  const auto row = static_cast<uint32_t>(work.first_row + 16 * warp_index());
   kept.template set<kAtOnce>([&](int step, uint32_t(&of_step)[4]) {
-    const tile::PhiloxWords cell = dropout.cell(head, row, static_cast<uint32_t>(column + 4 * step));
-#pragma unroll
-    for (size_t r = 0; r < 4; ++r) of_step[r] = dropout.kept(cell[r]);
+    kept_of_queries(dropout, head, row, static_cast<uint32_t>(first_key + 16 * step), lane_index(), of_step);
   });
 }
 

@@ -149,6 +149,7 @@ std::string keys_clause(const Kernel& k, const KernelRequest& r) {
 
 bool computes_scores(const Kernel& k) {
   return k.kind == KernelKind::kForward || k.kind == KernelKind::kBackward ||
+         k.kind == KernelKind::kBackwardDv || k.kind == KernelKind::kBackwardDq ||
          k.kind == KernelKind::kListKeys || k.kind == KernelKind::kDBias ||
          k.kind == KernelKind::kNamedGradients || k.kind == KernelKind::kNamedPeaks ||
          k.kind == KernelKind::kNamedSums;
