@@ -41,6 +41,8 @@ struct BwdSm90WideConfig {
   constexpr bool queries_stay() const { return mode == Mode::kDq; }
   /// Whether dP is computed: dV needs P alone.
   constexpr bool has_dp() const { return mode != Mode::kDv; }
+  /// Whether dS is the gradient of a bias, too, where the launch says so.
+  constexpr bool adds_dbias() const { return expression && mode == Mode::kDq; }
   constexpr int tile_m() const { return queries_stay() ? kRows : streamed; }
   constexpr int tile_n() const { return queries_stay() ? streamed : kRows; }
 

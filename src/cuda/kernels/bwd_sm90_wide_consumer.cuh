@@ -21,7 +21,7 @@ struct BwdSm90WideConsumer : BwdSm90WideScores<Instance, kConsumer> {
   using Memory = BwdSm90WideMemory<Instance>;
   using WgmmaMajor = ptx::WgmmaMajor;
   using WgmmaStart = ptx::WgmmaStart;
-  using Base::args, Base::memory, Base::base16, Base::ring_z, Base::ring_w, Base::t;
+  using Base::args, Base::memory, Base::ring_z, Base::ring_w, Base::t;
   using Base::kConfig, Base::kSwizzle, Base::kMakesP, Base::kMakesDs;
   using Base::lane, Base::warp, Base::release, Base::uniform, Base::work;
   using Scores = typename Base::Scores;
@@ -83,7 +83,7 @@ struct BwdSm90WideConsumer : BwdSm90WideScores<Instance, kConsumer> {
     ptx::mbarrier_wait(memory.full_weights(), t & 1);
     if constexpr (!kSumsZ) this->wait_for_w();
     ptx::wgmma_fence();
-    issue_sums<kFirst>();
+    issue_sums<kFirst>(this->base16_of_step());
     ptx::wgmma_commit();
     if (more) this->template look_ahead<true>(next);
     ptx::wgmma_wait<0>();
@@ -93,7 +93,7 @@ struct BwdSm90WideConsumer : BwdSm90WideScores<Instance, kConsumer> {
     ring_z.next(), ring_w.next(), ++t;
   }
   template <int kStrip>
-  __device__ __forceinline__ void issue_sums() {
+  __device__ __forceinline__ void issue_sums(int base) {
     if constexpr (kStrip < kLast) {
       constexpr int kTogether = kJoined * kConfig.kPieceStrips, kPiece = kStrip / kConfig.kPieceStrips;
       constexpr int kUnitEnd = (kStrip / kTogether + 1) * kTogether,
@@ -103,13 +103,13 @@ struct BwdSm90WideConsumer : BwdSm90WideScores<Instance, kConsumer> {
       const int slot = kSumsZ ? ring_z.slot(kPiece) : ring_w.slot(kPiece);
       const int at = (kSumsZ ? kConfig.z_at() : kConfig.w_at()) + slot * kConfig.piece_bytes() +
                      kInside * kConfig.strip_bytes();
-      const uint64_t a = tile::wgmma_k_major(kConfig.weights_at(), kSwizzle).encode_from(base16);
-      const uint64_t b = tile::wgmma_mn_major(0, kSwizzle, kConfig.streamed).encode_from(base16 + at / 16);
+      const uint64_t a = tile::wgmma_k_major(kConfig.weights_at(), kSwizzle).encode_from(base);
+      const uint64_t b = tile::wgmma_mn_major(0, kSwizzle, kConfig.streamed).encode_from(base + at / 16);
 #pragma unroll
       for (int i = 0; i < kConfig.streamed / 16; ++i)
         ptx::Wgmma<kN>::template ss<T, WgmmaStart::kAccumulate, WgmmaMajor::kMN>(
             part, a + tile::wgmma_start_step(i * 32), b + tile::wgmma_start_step(i * 16 * kConfig.kRowBytes));
-      issue_sums<kEnd>();
+      issue_sums<kEnd>(base);
     }
   }
 

@@ -11,6 +11,7 @@
 #include "cuda/ptx/cluster.cuh"
 #include "cuda/ptx/ldmatrix.cuh"
 #include "cuda/ptx/mbarrier.cuh"
+#include "cuda/ptx/red.cuh"
 #include "cuda/ptx/shared.cuh"
 #include "cuda/ptx/special.cuh"
 #include "cuda/ptx/stmatrix.cuh"
@@ -55,8 +56,12 @@ struct BwdSm90WideScores {
   typename Memory::RingW ring_w;
   uint32_t t = 0;  ///< number of the step
   int head;        ///< of the step's queries
+  /// Beside an expression few registers are left: descriptors are made anew in each step, as the compiler would keep and spill them,
+  /// and lse of a column is read when it is used.
+  static constexpr bool kFewRegisters = kConfig.expression && kMakesP,
+                        kReadsLate = kFewRegisters && !kConfig.queries_stay();
   /// lse (consumer 0), or delta: of the lane's rows where queries stay, else of its columns of the step.
-  float statistics[kConfig.queries_stay() ? 2 : kN / 4];
+  float statistics[kConfig.queries_stay() ? 2 : kReadsLate ? 1 : kN / 4];
   bool odd = false;  ///< the step has queries whose lse is not finite
   /// The last strips of X (consumer 0) or Y as operand A, in steps of 16 columns.
   static constexpr int kKeptSteps = kMakesP || kMakesDs ? kConfig.kept_strips * 4 : 0;
@@ -67,7 +72,7 @@ struct BwdSm90WideScores {
   __device__ __forceinline__ BwdSm90WideScores(const TmaBackwardArgs& args_, const Memory& memory_)
       : args(args_),
         memory(memory_),
-        base16(uniform(static_cast<int>(tile::wgmma_start_step(memory_.base)))),
+        base16(base16_again()),
         head(uniform(kConfig.queries_stay() ? work().head_x : work().head_z)),
         dropout(kDrops ? uniform_dropout(args_.b.p) : tile::Dropout()) {}
 
@@ -134,6 +139,12 @@ struct BwdSm90WideScores {
 
   // --- products ---
 
+  __device__ __forceinline__ int base16_again() const {
+    return uniform(static_cast<int>(tile::wgmma_start_step(memory.base)));
+  }
+  /// base16, for the products of a step.
+  __device__ __forceinline__ int base16_of_step() const { return kFewRegisters ? base16_again() : base16; }
+
   /// acc = X Z^T (kOfZ) or Y W^T of block n, piece by piece as they come. Pieces that no sum reads are given back.
   template <bool kOfZ>
   __device__ __forceinline__ void multiply_rows(Scores& acc, int n) {
@@ -141,12 +152,13 @@ struct BwdSm90WideScores {
     constexpr bool kReleases = kOfZ != kConfig.has_dp();
     constexpr int kSteps = kConfig.kPieceStrips * 4;  // of a piece, 16 columns each
     constexpr int kSharedSteps = kConfig.shared_strips(kStrips) * 4;
-    const uint64_t a = tile::wgmma_k_major(kOfZ ? 0 : kConfig.y_at(), kSwizzle).encode_from(base16);
+    const int base = base16_of_step();
+    const uint64_t a = tile::wgmma_k_major(kOfZ ? 0 : kConfig.y_at(), kSwizzle).encode_from(base);
 #pragma unroll
     for (int piece = 0; piece < kPieces; ++piece) {
       const int slot = kOfZ ? ring_z.slot(piece) : ring_w.slot(piece);
       const int at = (kOfZ ? kConfig.z_at() : kConfig.w_at()) + slot * kConfig.piece_bytes();
-      const uint64_t b = tile::wgmma_k_major(0, kSwizzle).encode_from(base16 + at / 16);
+      const uint64_t b = tile::wgmma_k_major(0, kSwizzle).encode_from(base + at / 16);
       ptx::mbarrier_wait(kOfZ ? memory.full_z(slot) : memory.full_w(slot),
                          kOfZ ? ring_z.phase_of(piece) : ring_w.phase_of(piece));
       ptx::wgmma_fence();
@@ -226,12 +238,19 @@ struct BwdSm90WideScores {
   __device__ __forceinline__ void weigh_pairs(Scores& s, int n) const {
     constexpr bool kHasSlope = kConfig.has_dp() && !Expression::kSlopeIsOne;
     const Pairs pairs(args.b.p, work().span(), work().batch, head, row_x(0), n * kN + 2 * (lane() % 4));
+    float lse = 0.0f;
     pairs.template each<kN>([&](int i, const Expression::Query& query, const Expression::Key& key) {
+      if constexpr (kReadsLate) {
+        if (i / 2 % 2 == 0)  // the first of the column's two
+          lse = __uint_as_float(ptx::ld_shared_4(memory.lse_z(t) + (i / 4 * 8 + i % 2 + 2 * (lane() % 4)) * 4));
+      } else {
+        lse = statistic_of(i);
+      }
       float slope = 1.0f;
       const float scaled = s[i] * args.b.p.scale;
       const float score = kHasSlope ? Expression::score(pairs.head, query, key, scaled, slope)
                                     : Expression::score(pairs.head, query, key, scaled);
-      float weight = ptx::ex2(fmaf(score, tile::kLog2e, -statistic_of(i)));
+      float weight = ptx::ex2(fmaf(score, tile::kLog2e, -lse));
       if (Expression::kHasSees && !Expression::sees(pairs.head, query, key)) weight = 0.0f;
       s[i] = kHasSlope && weight != 0.0f ? weight * slope : weight;
     });
@@ -257,6 +276,22 @@ struct BwdSm90WideScores {
     if (masked) mask(dp, n);
     store_weights(dp);
     hand_over_to_products();
+    if constexpr (kConfig.adds_dbias()) {
+      if (args.b.adds_dbias) add_to_dbias(n);
+    }
+  }
+  /// The warp's dS of block n, which it has handed over, to the gradient of the bias, eight keys of a query at a time. Rows hold whole
+  /// vectors, so one that begins before their end ends there.
+  __device__ __forceinline__ void add_to_dbias(int n) const {
+    const tile::PairsView& dbias = args.b.p.dbias;
+    const int row = lane() % 16, query = row_x(0) - lane() / 4 + row;
+    const int keys_left = (query < work().used_q ? work().used_k : 0) - n * kN;
+    T* const to = reinterpret_cast<T*>(dbias.data) + dbias.offset(work().batch, head, query, n * kN);
+#pragma unroll
+    for (int i = 0; i < kN / 16; ++i) {
+      const int key = (2 * i + lane() / 16) * 8;
+      if (key < keys_left) ptx::red_add_16(to + key, ptx::ld_shared_16(weights_of_lane(i)));
+    }
   }
   /// dS of element i from what the other consumer made of its score, and dP - delta, or with dropout dP.
   __device__ __forceinline__ float score_gradient(float factor, float dp, int i) const {
@@ -405,7 +440,7 @@ struct BwdSm90WideScores {
   }
   /// lse or delta of the step's queries, while scores are computed.
   __device__ __forceinline__ void read_statistics() {
-    if constexpr (!kConfig.queries_stay()) {
+    if constexpr (!kConfig.queries_stay() && !kReadsLate) {
       const uint32_t from = (kMakesP ? memory.lse_z(t) : memory.delta(t)) + lane() % 4 * 8;
 #pragma unroll
       for (int i = 0; i < kN / 8; ++i) {
