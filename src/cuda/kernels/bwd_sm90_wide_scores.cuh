@@ -322,12 +322,14 @@ struct BwdSm90WideScores {
   /// Which weights of block n dropout keeps, while scores are computed.
   __device__ __forceinline__ void find_kept_weights(int n) {
     const uint32_t of_head = tile::dropout_head(args.b.p, work().batch, head);
-    const auto row = static_cast<uint32_t>(row_x(0) - lane() / 4), column = static_cast<uint32_t>(n * kN);
+    const auto row = static_cast<uint32_t>(row_x(0)), column = static_cast<uint32_t>(n * kN);
     kept_weights.template set<1>([&](int i, uint32_t(&of_step)[4]) {
+      const uint32_t first = column + static_cast<uint32_t>(16 * i);
       if constexpr (kConfig.queries_stay()) {
-        kept_of_queries(dropout, of_head, row, column + 16 * i, lane(), of_step);
+        kept_of_queries(dropout, of_head, tile::Dropout::row_of_cell(row),
+                        tile::Dropout::column_of_cell(first) + static_cast<uint32_t>(lane() % 4), of_step);
       } else {
-        kept_of_keys(dropout, of_head, column + 16 * i, row, lane(), of_step);
+        kept_of_keys(dropout, of_head, first, row - static_cast<uint32_t>(lane() / 4), lane(), of_step);
       }
     });
   }

@@ -57,9 +57,11 @@ __device__ __forceinline__ void find_kept_weights(KeptWeights<kSteps>& kept, con
                                                   const ForwardArgs& f, const FwdWorkTile& work,
                                                   int first_key) {
   const uint32_t head = tile::dropout_head(f.p, work.batch, work.head);
-  const auto row = static_cast<uint32_t>(work.first_row + 16 * warp_index());
+  const uint32_t row = tile::Dropout::row_of_cell(
+      static_cast<uint32_t>(work.first_row + 16 * warp_index() + lane_index() / 4));
+  const int column = first_key / 4 + lane_index() % 4;
   kept.template set<kAtOnce>([&](int step, uint32_t(&of_step)[4]) {
-    kept_of_queries(dropout, head, row, static_cast<uint32_t>(first_key + 16 * step), lane_index(), of_step);
+    kept_of_queries(dropout, head, row, static_cast<uint32_t>(column + 4 * step), of_step);
   });
 }
 

@@ -86,13 +86,11 @@ __device__ __forceinline__ void kept_of_keys(const tile::Dropout& dropout, uint3
   }
 }
 
-/// The same of a block whose rows are queries: of queries g and g + 8 and keys 2 t, 2 t + 1, 2 t + 8 and 2 t + 9, which a cell has.
+/// The same of a block whose rows are queries, of which the lane has queries g and g + 8: those of a cell.
 __device__ __forceinline__ void kept_of_queries(const tile::Dropout& dropout, uint32_t head,
-                                                uint32_t first_query, uint32_t first_key, int lane,
+                                                uint32_t row_of_cell, uint32_t column_of_cell,
                                                 uint32_t (&kept)[4]) {
-  const auto g = static_cast<uint32_t>(lane) / 4, t = static_cast<uint32_t>(lane) % 4;
-  const tile::PhiloxWords words = dropout.cell(head, tile::Dropout::row_of_cell(first_query) + g,
-                                               tile::Dropout::column_of_cell(first_key) + t);
+  const tile::PhiloxWords words = dropout.cell(head, row_of_cell, column_of_cell);
 #pragma unroll
   for (size_t r = 0; r < 4; ++r) kept[r] = dropout.kept(words[r]);
 }
