@@ -143,7 +143,9 @@ struct BwdSm90WideScores {
     return uniform(static_cast<int>(tile::wgmma_start_step(memory.base)));
   }
   /// base16, for the products of a step.
-  __device__ __forceinline__ int base16_of_step() const { return kFewRegisters ? base16_again() : base16; }
+  __device__ __forceinline__ int base16_of_step() const {
+    return kFewRegisters ? base16_again() : base16;
+  }
 
   /// acc = X Z^T (kOfZ) or Y W^T of block n, piece by piece as they come. Pieces that no sum reads are given back.
   template <bool kOfZ>
@@ -242,7 +244,8 @@ struct BwdSm90WideScores {
     pairs.template each<kN>([&](int i, const Expression::Query& query, const Expression::Key& key) {
       if constexpr (kReadsLate) {
         if (i / 2 % 2 == 0)  // the first of the column's two
-          lse = __uint_as_float(ptx::ld_shared_4(memory.lse_z(t) + (i / 4 * 8 + i % 2 + 2 * (lane() % 4)) * 4));
+          lse =
+              __uint_as_float(ptx::ld_shared_4(memory.lse_z(t) + (i / 4 * 8 + i % 2 + 2 * (lane() % 4)) * 4));
       } else {
         lse = statistic_of(i);
       }

@@ -82,8 +82,7 @@ void bind_wide_backward(const LaunchInput<BackwardLayout>& launch, void* to) {
   all.k = map_of_keys(p.k, kernel.dtype, p, p.head_dim, kTmaColumns, kernel.tile_n, kernel.name);
   all.v = map_of_keys(p.v, kernel.dtype, p, p.head_dim_v, kTmaColumns, kernel.tile_n, kernel.name);
   all.scale_log2 = p.scale * tile::kLog2e;
-  if (kernel.adds_dbias && all.b.adds_dbias)
-    clear_dbias(launch, DBiasShape(p, kernel.tile_m, kernel.tile_n));
+  if (kernel.adds_dbias && all.b.adds_dbias) clear_dbias(launch, DBiasShape(p, kernel.tile_m, kernel.tile_n));
 }
 
 }  // namespace
