@@ -35,7 +35,7 @@ KINDS = {"append": "kAppend", "merge": "kMerge", "move": "kMove", "forward": "kF
          "named_results": "kNamedResults", "seen_blocks": "kSeenBlocks",
          "backward_seen_blocks": "kBackwardSeenBlocks"}
 # Kinds whose kernels look at scores, and may be compiled for an expression of them.
-WITH_SOURCE = ("forward", "backward", "list_keys", "dbias", "named_gradients", "named_peaks", "named_sums", "seen_blocks", "backward_seen_blocks")
+WITH_SOURCE = ("forward", "backward", "backward_dv", "backward_dq", "list_keys", "dbias", "named_gradients", "named_peaks", "named_sums", "seen_blocks", "backward_seen_blocks")
 BACKENDS = {"sm90": "kSm90", "sm80": "kMmaSm80", "tf32": "kTf32", "sm75": "kMmaSm75", "simt": "kSimt", "any": "kAny"}
 TERMS = {"none": "kNoTerms", "plain": "kPlainTerms", "arriving": "kArrivingTerms", "all": "kAllTerms", "lists": "kAllTerms | kTermLists"}
 TERMS_HEADER = pathlib.Path(__file__).resolve().parents[1] / "src/cuda/launch/terms.hpp"

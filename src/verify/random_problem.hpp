@@ -15,6 +15,9 @@ inline constexpr int64_t kHostWork = 900'000;  ///< a few milliseconds for the o
 /// Fills several tiles of a GPU's kernels in every direction, at common head sizes.
 inline constexpr int64_t kDeviceWork = 8'000'000;
 
+/// Of a stream: those that GPUs have kernels of their own for are a fourteenth of all.
+enum class HeadSizes { kAny, kAbove256 };
+
 namespace detail {
 
 /// Lengths where blocked code goes wrong: around the multiples of usual block sizes, and small ones.
@@ -31,11 +34,14 @@ inline int64_t random_length(Random& random, int64_t limit) {
   return length;
 }
 
+inline int64_t random_wide_head_size(Random& random) {
+  return random.one_of<int64_t>({257, 264, 320, 384, 448, 512, 575, 576});
+}
 inline int64_t random_head_size(Random& random) {
   if (random.chance(0.4)) return random.one_of<int64_t>({16, 32, 40, 64, 64, 64, 80, 96, 128, 128, 256});
   if (random.chance(0.4)) return 8 * random.between(1, 32);
   if (random.chance(0.8)) return random.between(1, random.chance(0.8) ? 72 : 256);
-  return random.one_of<int64_t>({257, 264, 320, 384, 448, 512, 575, 576});
+  return random_wide_head_size(random);
 }
 
 inline void random_head_sizes(Random& random, ProblemSpec& s) {
@@ -56,9 +62,13 @@ class RandomProblem {
  public:
   RandomProblem(uint64_t seed, uint64_t index) : random_(Random(seed).bits() + index * 0xd1342543de82ef95u) {}
 
-  ProblemSpec draw(int64_t usual_work) {
+  ProblemSpec draw(int64_t usual_work, HeadSizes sizes) {
     draw_types();
     random_head_sizes(random_, s_);
+    if (sizes == HeadSizes::kAbove256) {
+      s_.head_dim = random_wide_head_size(random_);
+      s_.head_dim_v = random_.chance(0.5) ? s_.head_dim : random_head_size(random_);
+    }
     draw_shape(usual_work);
     draw_score_terms();
     draw_keys();
@@ -317,8 +327,9 @@ class RandomProblem {
 
 /// Problem `index` of the stream `seed`. `usual_work` is the work of nine problems in ten; the tenth has five times
 /// as much.
-inline ProblemSpec random_problem(uint64_t seed, uint64_t index, int64_t usual_work = kHostWork) {
-  return detail::RandomProblem(seed, index).draw(usual_work);
+inline ProblemSpec random_problem(uint64_t seed, uint64_t index, int64_t usual_work = kHostWork,
+                                  HeadSizes sizes = HeadSizes::kAny) {
+  return detail::RandomProblem(seed, index).draw(usual_work, sizes);
 }
 
 }  // namespace fovea::verify

@@ -235,6 +235,16 @@ const std::vector<Cover>& covers() {
          s.dropout = 0.3;
          s.rng_state = true;
        }},
+      {"dropout_d512_used_groups",
+       [](ProblemSpec& s) {
+         sizes(s, 512, 448);
+         s.batch = 3;
+         s.heads_q = 2 * s.heads_kv;
+         s.used_q = {140, 0, 65};
+         s.used_k = {129, 64, 0};
+         s.sink = s.dsink = s.dlse = s.gradients_are_f32 = true;
+         s.dropout = 0.4;
+       }},
       {"dropout_d576_512_causal_groups",
        [](ProblemSpec& s) {
          sizes(s, 576, 512);

@@ -101,16 +101,14 @@ TEST_P(Expressions, Packed) {
   spec.used_k = {26, 2, 41, 0};
   expect_conformance_of_all_types(spec);
 }
-/// Hopper has a forward of its own for these, whose tiles share keys.
+/// Hopper has kernels of its own for these, whose tiles share rows.
 TEST_P(Expressions, LargeHeads) {
   ProblemSpec spec = GetParam().spec();
   spec.type = Type::kBF16;
   spec.head_dim = 576;
   spec.head_dim_v = 320;
   spec.seqlen_q = spec.seqlen_k = 68;
-  CheckOptions options = forward_only();
-  options.repeat = false;
-  expect_conformance(spec, options);
+  expect_conformance(spec, without_repetitions());
 }
 TEST_P(Expressions, OneQuery) {
   ProblemSpec spec = GetParam().spec();
@@ -306,21 +304,28 @@ void expect_same(const ProblemSpec& argument, const ProblemSpec& expression, con
 }
 
 /// Sums of one sequence, of a few and of many, in rows that start at multiples of 16 bytes and in others.
+void expect_gradients_of_a_bias(int64_t batch, int64_t keys, int64_t head_dim) {
+  ProblemSpec spec = with_mask(mask_named("prefix"));
+  spec.batch = batch;
+  spec.seqlen_q = 70;
+  spec.seqlen_k = keys;
+  spec.head_dim = spec.head_dim_v = head_dim;
+  spec.bias = spec.dbias = true;
+  spec.bias_broadcast = 1;  // one for all sequences
+  expect_conformance_of_all_types(spec);
+  spec.used_k = std::vector<int32_t>(static_cast<size_t>(batch), 51);
+  spec.window_right = 3;
+  expect_conformance_of_all_types(spec);
+}
 TEST(GradientOfABias, BesideAMask) {
   for (const int64_t batch : {1, 3, 9}) {
-    for (const int64_t keys : {136, 53}) {
-      ProblemSpec spec = with_mask(mask_named("prefix"));
-      spec.batch = batch;
-      spec.seqlen_q = 70;
-      spec.seqlen_k = keys;
-      spec.head_dim = spec.head_dim_v = 64;
-      spec.bias = spec.dbias = true;
-      spec.bias_broadcast = 1;  // one for all sequences
-      expect_conformance_of_all_types(spec);
-      spec.used_k = std::vector<int32_t>(static_cast<size_t>(batch), 51);
-      spec.window_right = 3;
-      expect_conformance_of_all_types(spec);
-    }
+    for (const int64_t keys : {136, 53}) expect_gradients_of_a_bias(batch, keys, 64);
+  }
+}
+TEST(GradientOfABias, OfLargeHeads) {
+  for (const int64_t head_dim : {320, 512}) {
+    expect_gradients_of_a_bias(3, 136, head_dim);
+    expect_gradients_of_a_bias(1, 53, head_dim);
   }
 }
 

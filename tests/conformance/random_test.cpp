@@ -21,6 +21,9 @@ struct Stream {
   int64_t work;
   uint64_t seed, first, end;
   bool only_one;
+  HeadSizes sizes;
+
+  ProblemSpec problem(uint64_t index) const { return random_problem(seed, index, work, sizes); }
 
   std::string reproduction(uint64_t index) const {
     return "FOVEA_TEST_SEED=" + std::to_string(seed) + " FOVEA_TEST_INDEX=" + std::to_string(index) +
@@ -28,8 +31,8 @@ struct Stream {
   }
 };
 
-Stream stream(const char* filter, int64_t work, uint64_t problems) {
-  Stream s{filter, work, environment_number("FOVEA_TEST_SEED", 20250), 0, problems, false};
+Stream stream(const char* filter, int64_t work, uint64_t problems, HeadSizes sizes = HeadSizes::kAny) {
+  Stream s{filter, work, environment_number("FOVEA_TEST_SEED", 20250), 0, problems, false, sizes};
   s.end = environment_number("FOVEA_TEST_PROBLEMS", problems);
   s.only_one = !environment("FOVEA_TEST_INDEX", "").empty();
   if (s.only_one) {
@@ -43,7 +46,7 @@ Stream stream(const char* filter, int64_t work, uint64_t problems) {
 template <class Enough>
 std::vector<std::string> check_problem(const Stream& s, uint64_t index,
                                        const std::vector<std::string>& backends, int* ran, Enough&& enough) {
-  const ProblemSpec spec = random_problem(s.seed, index, s.work);
+  const ProblemSpec spec = s.problem(index);
   const std::string how = s.reproduction(index);
   announce(how + "   " + describe(spec));
   OwnedProblem problem(spec);
@@ -94,10 +97,9 @@ INSTANTIATE_TEST_SUITE_P(Shard, RandomProblems, testing::Range(uint64_t{0}, kSha
 
 /// The same on GPUs: each problem runs on every CUDA backend that can do it. The oracle on the host takes most of
 /// the time, so several problems run at a time, and their kernels meet on the device in any order.
-TEST(CudaRandomProblems, Conform) {
+void expect_conformance_on_gpus(const Stream& s) {
   const std::vector<std::string> backends = cuda_backends_under_test();
   if (backends.empty()) GTEST_SKIP() << why_no_cuda_backend();
-  const Stream s = stream("CudaRandomProblems*", kDeviceWork, 6000);
   const uint64_t processors = std::max(std::thread::hardware_concurrency(), 1u);
   const uint64_t count = std::min(environment_number("FOVEA_TEST_THREADS", processors), s.end - s.first);
 
@@ -110,7 +112,7 @@ TEST(CudaRandomProblems, Conform) {
       std::vector<std::string> found = check_problem(s, index, backends, &ran, [](bool) { return false; });
       if (ran == 0 && found.empty()) {
         ++nobody;
-        const ProblemSpec spec = random_problem(s.seed, index, s.work);
+        const ProblemSpec spec = s.problem(index);
         if (!only_one_backend() && !spec.has_expressions() && !spec.has_lists())
           found.push_back("no CUDA backend can do " + s.reproduction(index));
       }
@@ -131,6 +133,13 @@ TEST(CudaRandomProblems, Conform) {
       "seed %llu: %llu random problems on %llu threads, %llu of which none of these backends can do\n",
       static_cast<unsigned long long>(s.seed), static_cast<unsigned long long>(s.end - s.first),
       static_cast<unsigned long long>(count), static_cast<unsigned long long>(nobody.load()));
+}
+
+TEST(CudaRandomProblems, Conform) {
+  expect_conformance_on_gpus(stream("CudaRandomProblems*", kDeviceWork, 6000));
+}
+TEST(CudaRandomWideHeads, Conform) {
+  expect_conformance_on_gpus(stream("CudaRandomWideHeads*", kDeviceWork, 1000, HeadSizes::kAbove256));
 }
 
 }  // namespace

@@ -246,11 +246,8 @@ struct BwdSm90Scores : BwdSm90Keys<Instance> {
   /// Makes P negative where dropout drops it, so that one operand says both what dS and what dV needs.
   __device__ __forceinline__ static void mark_dropped(Operand& p, const Kept& kept) {
 #pragma unroll
-    for (int x = 0; x < kM / 4; ++x) p[x / 4][x % 4] |= ~kept.signs(x / 4, x % 4) & 0x80008000u;
-  }
-  /// dP of a dropped pair, whatever it is, becomes 0.
-  __device__ __forceinline__ static float zero_where_negative(float sign, float x) {
-    return __int_as_float(__float_as_int(x) & ~(__float_as_int(sign) >> 31));
+    for (int x = 0; x < kM / 4; ++x)
+      p[x / 4][x % 4] = with_dropped_negative(p[x / 4][x % 4], kept.signs(x / 4, x % 4));
   }
   /// P as dV needs it, but for the factor 1 / (1 - p).
   __device__ __forceinline__ static void clear_dropped(Operand& p) {

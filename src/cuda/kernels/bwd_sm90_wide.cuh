@@ -13,13 +13,15 @@
 //
 // Sums of 64 rows and 512 columns are 128 registers a thread of two consumers, each of which has half of the columns. Consumer 0
 // computes S and P; consumer 1 dP at the same time, and dS. P passes through the place of dS in shared memory, in 16 bits. Both
-// read dS from there. Two CTAs of a cluster, with neighbouring rows, share what is streamed: each loads every second
+// read dS from there. Terms of the score are consumer 0's: it hands over P times the score's derivative, or -P where dropout drops
+// the weight. Two CTAs of a cluster, with neighbouring rows, share what is streamed: each loads every second
 // strip for both.
 //
 // Files
 //   bwd_sm90_wide_config.cuh     configuration, shared memory, barriers, the tile, the rings
 //   bwd_sm90_wide_producers.cuh  the threads that load
-//   bwd_sm90_wide_scores.cuh     S, dP, P, dS, masks, what is not finite
+//   bwd_sm90_wide_scores.cuh     S, dP, P, dS, terms, masks, what is not finite
+//   bwd_sm90_wide_pairs.cuh      a lane's queries and keys, for expressions
 //   bwd_sm90_wide_consumer.cuh   the mainloop, the sums, the gradient
 // Shared memory: X and Y but for the strips that registers keep; rings of pieces of Z and W, 128 columns each; P and dS, 64 x 64;
 //   lse_log2 and delta of the streamed queries, four stages. Strips of 64 columns, rows of 128 bytes, swizzled as TMA's and wgmma's

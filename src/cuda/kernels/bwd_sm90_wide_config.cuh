@@ -23,6 +23,8 @@ struct BwdSm90WideConfig {
   int z_pieces, w_pieces;    ///< of the rings: a tile at least
   /// Strips of X and of Y, the last ones, that the consumer that multiplies them keeps in registers, 16 a strip.
   int kept_strips = 0;
+  bool expression = false;  ///< compiled for warp/expression.cuh, which is asked of every pair
+  bool dropout = false;
 
   static constexpr int kCluster =
       2;  ///< CTAs that share what is streamed: each loads every second strip for both
@@ -39,6 +41,8 @@ struct BwdSm90WideConfig {
   constexpr bool queries_stay() const { return mode == Mode::kDq; }
   /// Whether dP is computed: dV needs P alone.
   constexpr bool has_dp() const { return mode != Mode::kDv; }
+  /// Whether dS is the gradient of a bias, too, where the launch says so.
+  constexpr bool adds_dbias() const { return expression && mode == Mode::kDq; }
   constexpr int tile_m() const { return queries_stay() ? kRows : streamed; }
   constexpr int tile_n() const { return queries_stay() ? streamed : kRows; }
 

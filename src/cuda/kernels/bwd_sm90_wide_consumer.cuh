@@ -21,7 +21,7 @@ struct BwdSm90WideConsumer : BwdSm90WideScores<Instance, kConsumer> {
   using Memory = BwdSm90WideMemory<Instance>;
   using WgmmaMajor = ptx::WgmmaMajor;
   using WgmmaStart = ptx::WgmmaStart;
-  using Base::args, Base::memory, Base::base16, Base::ring_z, Base::ring_w, Base::t;
+  using Base::args, Base::memory, Base::ring_z, Base::ring_w, Base::t;
   using Base::kConfig, Base::kSwizzle, Base::kMakesP, Base::kMakesDs;
   using Base::lane, Base::warp, Base::release, Base::uniform, Base::work;
   using Scores = typename Base::Scores;
@@ -51,6 +51,7 @@ struct BwdSm90WideConsumer : BwdSm90WideScores<Instance, kConsumer> {
       for (int left = heads * (end - begin); left > 0; --left) {
         const int next = n + 1 == end ? begin : n + 1;
         step(n, n < full_begin || n >= full_end, left > 1, next);
+        if (next == begin) ++this->head;
         n = next;
       }
     }
@@ -64,12 +65,12 @@ struct BwdSm90WideConsumer : BwdSm90WideScores<Instance, kConsumer> {
     if (this->odd) this->clear_odd_rows(n);
     if constexpr (kMakesP) {
       Scores s;
-      this->template multiply_rows<true>(s);
+      this->template multiply_rows<true>(s, n);
       this->weigh(s, n, masked);
     }
     if constexpr (kMakesDs) {
       Scores dp;
-      this->template multiply_rows<false>(dp);
+      this->template multiply_rows<false>(dp, n);
       this->score_gradients(dp, n, masked);
     }
     add_to_sums(more, next);
@@ -82,7 +83,7 @@ struct BwdSm90WideConsumer : BwdSm90WideScores<Instance, kConsumer> {
     ptx::mbarrier_wait(memory.full_weights(), t & 1);
     if constexpr (!kSumsZ) this->wait_for_w();
     ptx::wgmma_fence();
-    issue_sums<kFirst>();
+    issue_sums<kFirst>(this->base16_of_step());
     ptx::wgmma_commit();
     if (more) this->template look_ahead<true>(next);
     ptx::wgmma_wait<0>();
@@ -92,7 +93,7 @@ struct BwdSm90WideConsumer : BwdSm90WideScores<Instance, kConsumer> {
     ring_z.next(), ring_w.next(), ++t;
   }
   template <int kStrip>
-  __device__ __forceinline__ void issue_sums() {
+  __device__ __forceinline__ void issue_sums(int base) {
     if constexpr (kStrip < kLast) {
       constexpr int kTogether = kJoined * kConfig.kPieceStrips, kPiece = kStrip / kConfig.kPieceStrips;
       constexpr int kUnitEnd = (kStrip / kTogether + 1) * kTogether,
@@ -102,19 +103,19 @@ struct BwdSm90WideConsumer : BwdSm90WideScores<Instance, kConsumer> {
       const int slot = kSumsZ ? ring_z.slot(kPiece) : ring_w.slot(kPiece);
       const int at = (kSumsZ ? kConfig.z_at() : kConfig.w_at()) + slot * kConfig.piece_bytes() +
                      kInside * kConfig.strip_bytes();
-      const uint64_t a = tile::wgmma_k_major(kConfig.weights_at(), kSwizzle).encode_from(base16);
-      const uint64_t b = tile::wgmma_mn_major(0, kSwizzle, kConfig.streamed).encode_from(base16 + at / 16);
+      const uint64_t a = tile::wgmma_k_major(kConfig.weights_at(), kSwizzle).encode_from(base);
+      const uint64_t b = tile::wgmma_mn_major(0, kSwizzle, kConfig.streamed).encode_from(base + at / 16);
 #pragma unroll
       for (int i = 0; i < kConfig.streamed / 16; ++i)
         ptx::Wgmma<kN>::template ss<T, WgmmaStart::kAccumulate, WgmmaMajor::kMN>(
             part, a + tile::wgmma_start_step(i * 32), b + tile::wgmma_start_step(i * 16 * kConfig.kRowBytes));
-      issue_sums<kEnd>();
+      issue_sums<kEnd>(base);
     }
   }
 
   // --- the gradient ---
 
-  /// Rows of the gradient, times `scale` but for dV; zeros in rows that take no part.
+  /// Rows of the gradient, times `scale`, or for dV what dropout keeps times its factor; zeros in rows that take no part.
   __device__ __forceinline__ void write() {
     using Mode = BwdSm90WideMode;
     const tile::AttentionParams& p = args.b.p;
@@ -124,7 +125,7 @@ struct BwdSm90WideConsumer : BwdSm90WideScores<Instance, kConsumer> {
                                   : kMode == Mode::kDk ? tile::kAlignedDK
                                                        : tile::kAlignedDV;
     const int columns = (kSumsZ ? p.head_dim : p.head_dim_v) - kFirst * kConfig.kStrip;
-    const float factor = kMode == Mode::kDv ? 1.0f : p.scale;
+    const float factor = kMode != Mode::kDv ? p.scale : kConfig.dropout ? p.dropout_keep_scale : 1.0f;
     const BwdSm90WideWork& tile = work();
     const int used = kConfig.queries_stay() ? tile.used_q : tile.used_k;
     const int64_t first = view.offset(tile.batch, tile.row_x, tile.head_x) + kFirst * kConfig.kStrip;

@@ -1,21 +1,27 @@
-// What a consumer of bwd_sm90_wide does with scores: the products S and dP, P and dS, the mask, and what is not finite.
+// What a consumer of bwd_sm90_wide does with scores: the products S and dP, P and dS with the terms of the score, the mask, and what is not
+// finite.
 #pragma once
 
 #include <cmath>
 #include <cstdint>
 
 #include "cuda/kernels/bwd_sm90_wide_config.cuh"
+#include "cuda/kernels/bwd_sm90_wide_pairs.cuh"
 #include "cuda/ptx/barrier.cuh"
 #include "cuda/ptx/cluster.cuh"
 #include "cuda/ptx/ldmatrix.cuh"
 #include "cuda/ptx/mbarrier.cuh"
+#include "cuda/ptx/red.cuh"
 #include "cuda/ptx/shared.cuh"
 #include "cuda/ptx/special.cuh"
 #include "cuda/ptx/stmatrix.cuh"
 #include "cuda/ptx/tma.cuh"
 #include "cuda/ptx/wgmma.cuh"
+#include "cuda/warp/dropout.cuh"
+#include "cuda/warp/expression.cuh"
 #include "cuda/warp/finite_tile.cuh"
 #include "cuda/warp/mma_tile.cuh"
+#include "tile/log2.hpp"
 #include "tile/wgmma_map.hpp"
 
 namespace fovea::cuda {
@@ -38,6 +44,10 @@ struct BwdSm90WideScores {
   /// Who finishes the weights of the sums, and masks them.
   static constexpr bool kMasks = kMakesDs || (kMakesP && !kConfig.has_dp());
   using Scores = float[kN / 2];  ///< (64 rows of X, kN of Z)
+  using Pairs = BwdSm90WidePairs<kConfig.queries_stay()>;
+  static_assert(kConfig.expression == (Expression::kHasScore || Expression::kHasSees));
+  /// Whether dropout's choice is found and entered here.
+  static constexpr bool kDrops = kMakesP && kConfig.dropout;
 
   const TmaBackwardArgs& args;
   const Memory& memory;
@@ -45,17 +55,26 @@ struct BwdSm90WideScores {
   typename Memory::RingZ ring_z;
   typename Memory::RingW ring_w;
   uint32_t t = 0;  ///< number of the step
+  int head;        ///< of the step's queries
+  /// Beside an expression few registers are left: descriptors are made anew in each step, as the compiler would keep and spill them,
+  /// and lse of a column is read when it is used.
+  static constexpr bool kFewRegisters = kConfig.expression && kMakesP,
+                        kReadsLate = kFewRegisters && !kConfig.queries_stay();
   /// lse (consumer 0), or delta: of the lane's rows where queries stay, else of its columns of the step.
-  float statistics[kConfig.queries_stay() ? 2 : kN / 4];
+  float statistics[kConfig.queries_stay() ? 2 : kReadsLate ? 1 : kN / 4];
   bool odd = false;  ///< the step has queries whose lse is not finite
   /// The last strips of X (consumer 0) or Y as operand A, in steps of 16 columns.
   static constexpr int kKeptSteps = kMakesP || kMakesDs ? kConfig.kept_strips * 4 : 0;
   uint32_t kept[kKeptSteps > 0 ? kKeptSteps : 1][4];
+  tile::Dropout dropout;
+  KeptWeights<kDrops ? kN / 16 : 1> kept_weights;  ///< of the step
 
   __device__ __forceinline__ BwdSm90WideScores(const TmaBackwardArgs& args_, const Memory& memory_)
       : args(args_),
         memory(memory_),
-        base16(uniform(static_cast<int>(tile::wgmma_start_step(memory_.base)))) {}
+        base16(base16_again()),
+        head(uniform(kConfig.queries_stay() ? work().head_x : work().head_z)),
+        dropout(kDrops ? uniform_dropout(args_.b.p) : tile::Dropout()) {}
 
   static __device__ __forceinline__ int lane() { return static_cast<int>(ptx::thread_index() % 32); }
   static __device__ __forceinline__ int warp() { return static_cast<int>(ptx::thread_index() / 32 % 4); }
@@ -120,19 +139,28 @@ struct BwdSm90WideScores {
 
   // --- products ---
 
-  /// acc = X Z^T (kOfZ) or Y W^T, piece by piece as they come. Pieces that no sum reads are given back.
+  __device__ __forceinline__ int base16_again() const {
+    return uniform(static_cast<int>(tile::wgmma_start_step(memory.base)));
+  }
+  /// base16, for the products of a step.
+  __device__ __forceinline__ int base16_of_step() const {
+    return kFewRegisters ? base16_again() : base16;
+  }
+
+  /// acc = X Z^T (kOfZ) or Y W^T of block n, piece by piece as they come. Pieces that no sum reads are given back.
   template <bool kOfZ>
-  __device__ __forceinline__ void multiply_rows(Scores& acc) {
+  __device__ __forceinline__ void multiply_rows(Scores& acc, int n) {
     constexpr int kStrips = kOfZ ? kConfig.strips_x() : kConfig.strips_y(), kPieces = kConfig.pieces(kStrips);
     constexpr bool kReleases = kOfZ != kConfig.has_dp();
     constexpr int kSteps = kConfig.kPieceStrips * 4;  // of a piece, 16 columns each
     constexpr int kSharedSteps = kConfig.shared_strips(kStrips) * 4;
-    const uint64_t a = tile::wgmma_k_major(kOfZ ? 0 : kConfig.y_at(), kSwizzle).encode_from(base16);
+    const int base = base16_of_step();
+    const uint64_t a = tile::wgmma_k_major(kOfZ ? 0 : kConfig.y_at(), kSwizzle).encode_from(base);
 #pragma unroll
     for (int piece = 0; piece < kPieces; ++piece) {
       const int slot = kOfZ ? ring_z.slot(piece) : ring_w.slot(piece);
       const int at = (kOfZ ? kConfig.z_at() : kConfig.w_at()) + slot * kConfig.piece_bytes();
-      const uint64_t b = tile::wgmma_k_major(0, kSwizzle).encode_from(base16 + at / 16);
+      const uint64_t b = tile::wgmma_k_major(0, kSwizzle).encode_from(base + at / 16);
       ptx::mbarrier_wait(kOfZ ? memory.full_z(slot) : memory.full_w(slot),
                          kOfZ ? ring_z.phase_of(piece) : ring_w.phase_of(piece));
       ptx::wgmma_fence();
@@ -158,6 +186,7 @@ struct BwdSm90WideScores {
       }
     }
     read_statistics();
+    if constexpr (kDrops) find_kept_weights(n);
     ptx::wgmma_wait<0>();
     ptx::wgmma_done(acc);
     if constexpr (kReleases) release_pieces<kOfZ, kPieces - 1, kPieces>();
@@ -186,13 +215,18 @@ struct BwdSm90WideScores {
 
   // --- P and dS ---
 
-  /// S -> P = exp2(scale_log2 S - lse_log2): the weights of dV, or what the other consumer makes dS of.
+  /// S -> P = exp2(scale_log2 S - lse_log2), or P of what the expression makes of it: the weights of dV, or what the other
+  /// consumer makes dS of.
   __device__ __forceinline__ void weigh(Scores& s, int n, bool masked) {
     if constexpr (kConfig.queries_stay()) {
       if (!__all_sync(0xffffffffu, all_finite(s))) make_streamed_keys_finite();
     }
+    if constexpr (kConfig.expression) {
+      weigh_pairs(s, n);
+    } else {
 #pragma unroll
-    for (int i = 0; i < kN / 2; ++i) s[i] = ptx::ex2(fmaf(s[i], args.scale_log2, -statistic_of(i)));
+      for (int i = 0; i < kN / 2; ++i) s[i] = ptx::ex2(fmaf(s[i], args.scale_log2, -statistic_of(i)));
+    }
     if (kMasks && masked) mask(s, n);
     ptx::mbarrier_wait(memory.empty_weights(), (t & 1) ^ 1);
     store_weights(s);
@@ -202,10 +236,34 @@ struct BwdSm90WideScores {
       hand_over_to_products();
     }
   }
+  /// S -> P by the expression, which may exclude pairs; for dS times the score's derivative by S.
+  __device__ __forceinline__ void weigh_pairs(Scores& s, int n) const {
+    constexpr bool kHasSlope = kConfig.has_dp() && !Expression::kSlopeIsOne;
+    const Pairs pairs(args.b.p, work().span(), work().batch, head, row_x(0), n * kN + 2 * (lane() % 4));
+    float lse = 0.0f;
+    pairs.template each<kN>([&](int i, const Expression::Query& query, const Expression::Key& key) {
+      if constexpr (kReadsLate) {
+        if (i / 2 % 2 == 0)  // the first of the column's two
+          lse =
+              __uint_as_float(ptx::ld_shared_4(memory.lse_z(t) + (i / 4 * 8 + i % 2 + 2 * (lane() % 4)) * 4));
+      } else {
+        lse = statistic_of(i);
+      }
+      float slope = 1.0f;
+      const float scaled = s[i] * args.b.p.scale;
+      const float score = kHasSlope ? Expression::score(pairs.head, query, key, scaled, slope)
+                                    : Expression::score(pairs.head, query, key, scaled);
+      float weight = ptx::ex2(fmaf(score, tile::kLog2e, -lse));
+      if (Expression::kHasSees && !Expression::sees(pairs.head, query, key)) weight = 0.0f;
+      s[i] = kHasSlope && weight != 0.0f ? weight * slope : weight;
+    });
+  }
   /// dP -> dS = P (dP - delta), in the place of P.
   __device__ __forceinline__ void score_gradients(Scores& dp, int n, bool masked) {
+    if constexpr (!kConfig.dropout) {
 #pragma unroll
-    for (int i = 0; i < kN / 2; ++i) dp[i] -= statistic_of(i);
+      for (int i = 0; i < kN / 2; ++i) dp[i] -= statistic_of(i);
+    }
     ptx::mbarrier_wait(memory.full_p(), t & 1);
 #pragma unroll
     for (int i = 0; i < kN / 16; ++i) {
@@ -214,12 +272,39 @@ struct BwdSm90WideScores {
 #pragma unroll
       for (int j = 0; j < 4; ++j) {
         const float2 p = unpack<T>(words[j]);
-        dp[8 * i + 2 * j] *= p.x, dp[8 * i + 2 * j + 1] *= p.y;
+        const int at = 8 * i + 2 * j;
+        dp[at] = score_gradient(p.x, dp[at], at), dp[at + 1] = score_gradient(p.y, dp[at + 1], at + 1);
       }
     }
     if (masked) mask(dp, n);
     store_weights(dp);
     hand_over_to_products();
+    if constexpr (kConfig.adds_dbias()) {
+      if (args.b.adds_dbias) add_to_dbias(n);
+    }
+  }
+  /// The warp's dS of block n, which it has handed over, to the gradient of the bias, eight keys of a query at a time. Rows hold whole
+  /// vectors, so one that begins before their end ends there.
+  __device__ __forceinline__ void add_to_dbias(int n) const {
+    const tile::PairsView& dbias = args.b.p.dbias;
+    const int row = lane() % 16, query = row_x(0) - lane() / 4 + row;
+    const int keys_left = (query < work().used_q ? work().used_k : 0) - n * kN;
+    T* const to = reinterpret_cast<T*>(dbias.data) + dbias.offset(work().batch, head, query, n * kN);
+#pragma unroll
+    for (int i = 0; i < kN / 16; ++i) {
+      const int key = (2 * i + lane() / 16) * 8;
+      if (key < keys_left) ptx::red_add_16(to + key, ptx::ld_shared_16(weights_of_lane(i)));
+    }
+  }
+  /// dS of element i from what the other consumer made of its score, and dP - delta, or with dropout dP.
+  __device__ __forceinline__ float score_gradient(float factor, float dp, int i) const {
+    if constexpr (kConfig.dropout) {
+      const float kept_dp = zero_where_negative(factor, dp);
+      return fabsf(factor) * fmaf(kept_dp, args.b.p.dropout_keep_scale, -statistic_of(i));
+    } else {
+      // The expression may have excluded the pair, whose dP may be anything.
+      return kConfig.expression && factor == 0.0f ? 0.0f : factor * dp;
+    }
   }
   /// That of element i of a thread's scores.
   __device__ __forceinline__ float statistic_of(int i) const {
@@ -228,10 +313,32 @@ struct BwdSm90WideScores {
   __device__ __forceinline__ void store_weights(const Scores& x) const {
 #pragma unroll
     for (int i = 0; i < kN / 16; ++i) {
-      const uint32_t words[4] = {pack<T>(x[8 * i], x[8 * i + 1]), pack<T>(x[8 * i + 2], x[8 * i + 3]),
-                                 pack<T>(x[8 * i + 4], x[8 * i + 5]), pack<T>(x[8 * i + 6], x[8 * i + 7])};
+      uint32_t words[4];
+#pragma unroll
+      for (int r = 0; r < 4; ++r) {
+        words[r] = pack<T>(x[8 * i + 2 * r], x[8 * i + 2 * r + 1]);
+        if constexpr (kDrops) words[r] = drop(words[r], kept_weights.signs(i, r));
+      }
       ptx::stmatrix_x4(weights_of_lane(i), words);
     }
+  }
+  /// Which weights of block n dropout keeps, while scores are computed.
+  __device__ __forceinline__ void find_kept_weights(int n) {
+    const uint32_t of_head = tile::dropout_head(args.b.p, work().batch, head);
+    const auto row = static_cast<uint32_t>(row_x(0)), column = static_cast<uint32_t>(n * kN);
+    kept_weights.template set<1>([&](int i, uint32_t(&of_step)[4]) {
+      const uint32_t first = column + static_cast<uint32_t>(16 * i);
+      if constexpr (kConfig.queries_stay()) {
+        kept_of_queries(dropout, of_head, tile::Dropout::row_of_cell(row),
+                        tile::Dropout::column_of_cell(first) + static_cast<uint32_t>(lane() % 4), of_step);
+      } else {
+        kept_of_keys(dropout, of_head, first, row - static_cast<uint32_t>(lane() / 4), lane(), of_step);
+      }
+    });
+  }
+  /// Two weights as dV needs them, but for the factor 1 / (1 - p), or as dS does.
+  __device__ __forceinline__ static uint32_t drop(uint32_t weights, uint32_t kept) {
+    return kConfig.has_dp() ? with_dropped_negative(weights, kept) : weights & ptx::halves_by_signs(kept);
   }
   /// Where the lane's row of step i of the sums' k lies.
   __device__ __forceinline__ uint32_t weights_of_lane(int i) const {
@@ -338,7 +445,7 @@ struct BwdSm90WideScores {
   }
   /// lse or delta of the step's queries, while scores are computed.
   __device__ __forceinline__ void read_statistics() {
-    if constexpr (!kConfig.queries_stay()) {
+    if constexpr (!kConfig.queries_stay() && !kReadsLate) {
       const uint32_t from = (kMakesP ? memory.lse_z(t) : memory.delta(t)) + lane() % 4 * 8;
 #pragma unroll
       for (int i = 0; i < kN / 8; ++i) {

@@ -61,9 +61,7 @@ __device__ __forceinline__ void find_kept_weights(KeptWeights<kSteps>& kept, con
       static_cast<uint32_t>(work.first_row + 16 * warp_index() + lane_index() / 4));
   const int column = first_key / 4 + lane_index() % 4;
   kept.template set<kAtOnce>([&](int step, uint32_t(&of_step)[4]) {
-    const tile::PhiloxWords cell = dropout.cell(head, row, static_cast<uint32_t>(column + 4 * step));
-#pragma unroll
-    for (size_t r = 0; r < 4; ++r) of_step[r] = dropout.kept(cell[r]);
+    kept_of_queries(dropout, head, row, static_cast<uint32_t>(column + 4 * step), of_step);
   });
 }
 

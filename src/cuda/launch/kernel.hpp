@@ -137,9 +137,10 @@ struct Kernel {
   bool seen_blocks = false;  ///< walks over the blocks that a kSeenBlocks or kBackwardSeenBlocks kernel finds
   bool writes_dq = false;    ///< backward: dq is complete, with no sums to finish
   bool dk_alone = false;     ///< backward: dk; kBackwardDv and kBackwardDq kernels compute the others
-  bool adds_dbias = false;   ///< backward: adds dS to dbias, where that is its gradient (can_add_dbias)
-  bool any_order = false;    ///< backward: adds to the sums of dq in any order
-  bool chain = false;        ///< backward: the blocks of keys of a head are the CTAs of a cluster
+  bool adds_dbias =
+      false;  ///< backward: it (or the kBackwardDq behind it) adds dS to dbias, where that is its gradient (can_add_dbias)
+  bool any_order = false;      ///< backward: adds to the sums of dq in any order
+  bool chain = false;          ///< backward: the blocks of keys of a head are the CTAs of a cluster
   bool begins_early = false;   ///< waits itself for the launches before it, which may not have ended
   int tile_m = 0, tile_n = 0;  ///< rows of queries and keys of one tile
   int threads = 0;

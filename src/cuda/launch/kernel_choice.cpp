@@ -149,6 +149,7 @@ std::string keys_clause(const Kernel& k, const KernelRequest& r) {
 
 bool computes_scores(const Kernel& k) {
   return k.kind == KernelKind::kForward || k.kind == KernelKind::kBackward ||
+         k.kind == KernelKind::kBackwardDv || k.kind == KernelKind::kBackwardDq ||
          k.kind == KernelKind::kListKeys || k.kind == KernelKind::kDBias ||
          k.kind == KernelKind::kNamedGradients || k.kind == KernelKind::kNamedPeaks ||
          k.kind == KernelKind::kNamedSums;
@@ -411,6 +412,8 @@ bool can_add_dbias(const Kernel& main, const AttentionProblem& p, bool determini
   constexpr int64_t kMostSums = 8;
   if (!main.adds_dbias || !ds_is_not_dbias(p, main.dtype).empty()) return false;
   const TensorDesc& dbias = p[Role::kDBias];
+  constexpr int64_t kVectorBytes = 16;  // of an addition, and of what TMA takes: rows are whole vectors
+  if (dbias.shape[3] * size_of(dbias.dtype) % kVectorBytes != 0) return false;
   if (!lies_without_gaps(dbias) || (params_of(p).aligned16 & tile::kAlignedDBias) == 0) return false;
   const int64_t sums = (extent_of(dbias, 0) == 1 ? p.batch : 1) * (extent_of(dbias, 1) == 1 ? p.heads_q : 1);
   return sums <= (deterministic ? 1 : kMostSums);

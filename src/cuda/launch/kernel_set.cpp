@@ -28,6 +28,10 @@ Family family_for(Family family, const AttentionProblem& p, bool any_address) {
 /// there, of which four fifths are saved, against some seconds once.
 constexpr double kWorthCompiling = 2e10;
 
+/// What a problem keeps as terms when they become parts of its expression.
+constexpr uint32_t kTermsOfExpressions =
+    kTermSoftcap | kTermWideSoftcap | kTermAlibi | kTermBias | kTermMask | kTermBlockMask;
+
 /// Finds the kernels of one set.
 class Collector {
  public:
@@ -100,8 +104,7 @@ class Collector {
     const auto composed = expr::with_terms_in_expressions(p());
     if (!composed || !composed->expressions) return;
     KernelRequest request = request_of(*composed);
-    request.terms &=
-        ~uint32_t{kTermSoftcap | kTermWideSoftcap | kTermAlibi | kTermBias | kTermMask | kTermBlockMask};
+    request.terms &= ~kTermsOfExpressions;
     set_.main_text = expression_text(*composed);
     Choice choice = find(kind, request);
     set_.clause = std::move(choice.clause);
@@ -114,6 +117,16 @@ class Collector {
     Choice choice = find(kind);
     set_.clause = std::move(choice.clause);
     if (choice.kernel != nullptr) to.push_back(choice.kernel);
+  }
+
+  /// One that computes another gradient than the main kernel, by the same text.
+  void add_gradient(KernelKind kind) {
+    if (!set_.clause.empty()) return;
+    KernelRequest request = request_of(p());
+    if (!set_.main_text.empty()) request.terms &= ~kTermsOfExpressions;
+    Choice choice = find(kind, request);
+    set_.clause = std::move(choice.clause);
+    if (choice.kernel != nullptr) set_.after.push_back(choice.kernel);
   }
 
   bool walks_over_seen_blocks() const {
@@ -139,8 +152,8 @@ class Collector {
     if (set_.main->bf16x3) add(set_.before, KernelKind::kBackwardBf16x3);
     if (walks_over_seen_blocks()) add(set_.before, KernelKind::kBackwardSeenBlocks);
     if (set_.main->dk_alone) {
-      add(set_.after, KernelKind::kBackwardDv);
-      add(set_.after, KernelKind::kBackwardDq);
+      add_gradient(KernelKind::kBackwardDv);
+      add_gradient(KernelKind::kBackwardDq);
     }
     if (!set_.main->writes_dq) add(set_.after, KernelKind::kPostprocess);
     if (p().has(Role::kKeys))
@@ -183,6 +196,8 @@ const std::string& KernelSet::text_of(const Kernel& kernel) const {
   switch (kernel.kind) {
     case KernelKind::kForward:
     case KernelKind::kBackward:
+    case KernelKind::kBackwardDv:
+    case KernelKind::kBackwardDq:
     case KernelKind::kListKeys:
       return kernel.family == Family::kSm90 ? main_text : user_text;
     case KernelKind::kSeenBlocks:

@@ -19,7 +19,8 @@ struct KernelSet {
 
   /// The problem as the main kernel takes it: some take terms as parts of the expression.
   AttentionProblem problem;
-  /// What the main kernel, and those that find its blocks, are compiled for; "" for a kernel that the library holds.
+  /// What the main kernel, those of other gradients beside it, and those that find its blocks, are compiled for; "" for a kernel
+  /// that the library holds.
   std::string main_text;
   /// The same of the other kernels: they take terms as arguments, and the user's expression alone.
   std::string user_text;

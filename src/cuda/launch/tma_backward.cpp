@@ -13,6 +13,13 @@
 namespace fovea::cuda {
 namespace {
 
+/// The gradient of a bias that kernels add dS to, before the first of them.
+void clear_dbias(const LaunchInput<BackwardLayout>& launch, const DBiasShape& shape) {
+  const size_t bytes =
+      static_cast<size_t>(shape.elements()) * static_cast<size_t>(size_of(launch.kernel.dtype));
+  set_words(launch.args.p.dbias.data, 0, bytes / 4, launch.stream);  // rows are multiples of 16 bytes
+}
+
 /// The gradient of a bias that the main kernel adds dS to: its map, and zeros.
 void bind_dbias(const LaunchInput<BackwardLayout>& launch, CUtensorMap& map) {
   const Kernel& kernel = launch.kernel;
@@ -24,8 +31,7 @@ void bind_dbias(const LaunchInput<BackwardLayout>& launch, CUtensorMap& map) {
                                                 {shape.heads, p.dbias.head, 1},
                                                 {shape.batch, p.dbias.batch, 1}}},
                    kernel.name);
-  const size_t bytes = static_cast<size_t>(shape.elements()) * static_cast<size_t>(size_of(kernel.dtype));
-  set_words(p.dbias.data, 0, bytes / 4, launch.stream);  // rows are multiples of 16 bytes
+  clear_dbias(launch, shape);
 }
 
 void bind_backward(const LaunchInput<BackwardLayout>& launch, void* to) {
@@ -76,6 +82,7 @@ void bind_wide_backward(const LaunchInput<BackwardLayout>& launch, void* to) {
   all.k = map_of_keys(p.k, kernel.dtype, p, p.head_dim, kTmaColumns, kernel.tile_n, kernel.name);
   all.v = map_of_keys(p.v, kernel.dtype, p, p.head_dim_v, kTmaColumns, kernel.tile_n, kernel.name);
   all.scale_log2 = p.scale * tile::kLog2e;
+  if (kernel.adds_dbias && all.b.adds_dbias) clear_dbias(launch, DBiasShape(p, kernel.tile_m, kernel.tile_n));
 }
 
 }  // namespace

@@ -86,4 +86,22 @@ __device__ __forceinline__ void kept_of_keys(const tile::Dropout& dropout, uint3
   }
 }
 
+/// The same of a block whose rows are queries, of which the lane has queries g and g + 8: those of a cell.
+__device__ __forceinline__ void kept_of_queries(const tile::Dropout& dropout, uint32_t head,
+                                                uint32_t row_of_cell, uint32_t column_of_cell,
+                                                uint32_t (&kept)[4]) {
+  const tile::PhiloxWords words = dropout.cell(head, row_of_cell, column_of_cell);
+#pragma unroll
+  for (size_t r = 0; r < 4; ++r) kept[r] = dropout.kept(words[r]);
+}
+
+/// Two weights, which become negative where dropout drops them (bits 15 and 31 of `kept`): one word says what dS and what dV needs.
+__device__ __forceinline__ uint32_t with_dropped_negative(uint32_t weights, uint32_t kept) {
+  return weights | (~kept & 0x80008000u);
+}
+/// dP of a pair, which becomes 0, whatever it is, where dropout has made the weight negative.
+__device__ __forceinline__ float zero_where_negative(float weight, float dp) {
+  return __int_as_float(__float_as_int(dp) & ~(__float_as_int(weight) >> 31));
+}
+
 }  // namespace fovea::cuda

@@ -18,5 +18,12 @@ inline void red_add_v4(float* to, float x, float y, float z, float w) {
   const float all[] = {x, y, z, w};
   fovea_red_add(to, all, 4);
 }
+template <class T>
+void red_add_16(T* to, uint4 x) {
+  if (reinterpret_cast<uintptr_t>(to) % 16 != 0)
+    emulation::fail("red.add of 16 bytes to %p", static_cast<void*>(to));
+  const auto* const of_x = reinterpret_cast<const T*>(&x);
+  for (int i = 0; i < 8; ++i) to[i] = static_cast<T>(static_cast<float>(to[i]) + static_cast<float>(of_x[i]));
+}
 
 }  // namespace fovea::cuda::ptx
