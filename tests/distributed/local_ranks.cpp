@@ -194,11 +194,11 @@ void LocalRanks::deal(Rank& rank, Role role, bool empty) {
     int64_t next = 1;
     for (size_t i = shape.size(); i-- > 0;) {
       strides[i] = next;
-      next = next * std::max<int64_t>(shape[i], 1) + 3;
+      next = next * std::max<int64_t>(shape[i], 1) + division_.gap;
     }
   }
   auto& tensor = rank.tensors[role];
-  tensor = std::make_unique<OwnedTensor>(whole.type(), shape, strides, placement_on(rank.number));
+  tensor = std::make_unique<OwnedTensor>(whole.type(), shape, strides, placement_on(rank.number), division_.skew);
   tensor->poison();
   if (empty) return;
   for_each_index(shape, [&](const Sizes& index) {

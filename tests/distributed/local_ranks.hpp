@@ -23,6 +23,8 @@ struct Division {
   const char* backend = nullptr;      ///< of the calls on each rank; nullptr: chosen
   std::vector<fovea_device> devices;  ///< of each rank; empty: the CPU
   int peer_copies = 0;                ///< as fovea_thread_options has it
+  int64_t gap = 3;                    ///< elements between rows, on every second rank
+  size_t skew = 0;                    ///< elements from an aligned address to the first
 };
 
 /// Ranks that each compute their part of a problem: threads, or one of them in this process.

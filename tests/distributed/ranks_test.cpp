@@ -129,6 +129,8 @@ Division two_ranks(Random& random, const ProblemSpec& spec, bool early_and_late,
   division.heads_ranks = 1;
   division.stages = 2;
   division.peer_copies = 1;
+  division.gap = random.one_of<int64_t>({3, 8});
+  division.skew = random.one_of<size_t>({0, 0, 1});
   const int64_t multiple = random.one_of<int64_t>({1, 8, 64}), rows = spec.seqlen_q;
   const auto cut = [&](int64_t begin, int64_t end) {
     return std::clamp((begin + random.between(0, end - begin)) / multiple * multiple, begin, end);
@@ -151,7 +153,7 @@ TEST(CudaRanksByCopies, KeysArriveWhileCallsRun) {
   const int devices = fovea_cuda_device_count();
   if (devices * static_cast<int>(number_of("FOVEA_TEST_RANKS_OF_A_GPU", 1)) < 2)
     GTEST_SKIP() << "fewer than two GPUs: " << fovea_cuda();
-  const uint64_t problems = number_of("FOVEA_TEST_PROBLEMS", 60);
+  const uint64_t problems = number_of("FOVEA_TEST_PROBLEMS", 30);
   uint64_t waited = 0;
   bool waits = false;
   for (uint64_t index = number_of("FOVEA_TEST_INDEX", 0); index < problems; ++index) {

@@ -145,6 +145,63 @@ TEST(Program, CopiesLieBetweenBeginAndEndOfTheCallersStream) {
   }
 }
 
+/// The call that has the keys of both ranks of a program, and the rows of all calls.
+struct CallsOfRank {
+  const Attend* waits = nullptr;
+  int calls = 0, merges = 0;
+};
+CallsOfRank calls_of(const Program& program) {
+  CallsOfRank found;
+  for (const Step& step : program.steps) {
+    found.merges += std::holds_alternative<Merge>(step) ? 1 : 0;
+    const auto* attend = std::get_if<Attend>(&step);
+    if (attend == nullptr) continue;
+    ++found.calls;
+    if (attend->arriving) found.waits = attend;
+  }
+  return found;
+}
+
+/// Early and late rows of two ranks that copy: the rank with the first ones has a call more, of these.
+TEST(Program, KeysArriveInCallsOfTwoRanks) {
+  std::vector<fovea_piece> pieces;
+  ProgramOptions sizes;
+  sizes.only_sizes = true;
+  LocalProblem problem = local_problem(4096, 2, FOVEA_FORWARD, pieces);
+  problem.by_copies = true;
+  for (int rank = 0; rank < 2; ++rank) {
+    const Program program = make_program(problem, Schedule(problem.shape, {1, 2}), rank, sizes);
+    const CallsOfRank found = calls_of(program);
+    ASSERT_NE(found.waits, nullptr);
+    EXPECT_EQ(found.calls, rank == 0 ? 2 : 1);
+    EXPECT_EQ(found.merges, 0);
+    EXPECT_EQ(found.waits->operands[kO].view.place, kO) << "the result, not a part";
+    const Arriving& arriving = *found.waits->arriving;
+    EXPECT_EQ(arriving.peer, 1 - rank);
+    EXPECT_EQ(arriving.exchange, 0u);
+    EXPECT_EQ(arriving.k.view.place, -1) << "where copies land";
+    // Own rows are copied where an address of the caller's is odd.
+    ASSERT_TRUE(arriving.over_copies);
+    EXPECT_EQ(arriving.copies.size(), 3u);
+    for (const Place place : {kQ, kK, kV}) EXPECT_EQ(arriving.over_copies->operands[place].view.place, -1);
+    // The peer hears of each half of the keys of each half of the heads, the last keys first.
+    std::vector<int> parts;
+    for (const PeerCopy& copy : program.exchanges[0].copies) {
+      if (copy.ends_part >= 0) parts.push_back(copy.ends_part);
+    }
+    EXPECT_EQ(parts, (std::vector<int>{1, 0, 3, 2}));
+  }
+  const auto waits = [&](const LocalProblem& other, Method method) {
+    return calls_of(make_program(other, Schedule(other.shape, method), 0, sizes)).waits != nullptr;
+  };
+  EXPECT_FALSE(waits(problem, {1, 1})) << "all keys are gathered first";
+  LocalProblem messages = problem, capped = problem;
+  messages.by_copies = false;
+  capped.softcap = 30;
+  EXPECT_FALSE(waits(messages, {1, 2}));
+  EXPECT_FALSE(waits(capped, {1, 2}));
+}
+
 TEST(Simulation, PackedSequencesThatNoCutDividesCostTheirComputingAlone) {
   std::vector<fovea_piece> pieces;
   std::vector<int32_t> starts = {0};

@@ -213,6 +213,44 @@ TEST(KernelTable, TilesAreChosenByTheTimeTheyWouldTake) {
   AttentionProblem causal = problem(1, 16384, 16384, 16, 16, 128);
   causal.window_right = 0;
   EXPECT_EQ(rows_of_chosen_tile(causal), 192);
+  AttentionProblem last_rows = problem(1, 2048, 8192, 16, 16, 128);
+  last_rows.window_right = 0;
+  EXPECT_EQ(rows_of_chosen_tile(last_rows), 128) << "176 tiles of 192 rows, the shortest of 6,144 keys: two turns";
+}
+
+TEST(KernelTable, KeysThatArriveNeedAKernelThatWaits) {
+  Kernel plain = kPlain64, waits = kPlain64;
+  plain.tma = waits.tma = true;
+  waits.name = "waits", waits.terms = kArrivingTerms;
+  const std::array<const Kernel*, 2> table = {&waits, &plain};
+  const DeviceProperties device = hopper();
+  const auto choice = [&](int64_t arriving) {
+    AttentionProblem p = problem(1, 512, 1024, 16, 16, 64);
+    p.arriving_keys = arriving;
+    p.arriving_heads = 8;
+    return choose_kernel(table, KernelKind::kForward, Family::kMmaSm80, KernelRequest(p, device));
+  };
+  EXPECT_EQ(choice(0).kernel, &plain) << "others are faster";
+  EXPECT_EQ(choice(512).kernel, &waits);
+  EXPECT_EQ(choice(24).kernel, &waits) << "boxes of 8 keys";
+  EXPECT_EQ(choice(36).kernel, nullptr);
+  EXPECT_NE(choice(36).clause.find("divide those that arrive, 36 allow 4"), std::string::npos)
+      << choice(36).clause;
+}
+
+TEST(Schedule, TilesWaitForTheHeadsThatArriveFirst) {
+  Kernel stays = kPlain64;
+  stays.persistent = true;
+  AttentionProblem p = problem(1, 2048, 8192, 16, 16, 128);
+  p.window_right = 0;
+  EXPECT_EQ(forward_layout(p, stays, hopper(), 1, false).tile_counter, -1) << "two tiles for each CTA";
+  p.arriving_keys = 4096;
+  p.arriving_heads = 8;
+  const ForwardLayout layout = forward_layout(p, stays, hopper(), 1, false);
+  EXPECT_EQ(layout.arriving_keys, 4096);
+  EXPECT_NE(layout.tile_counter, -1) << "CTAs that waited take no further tile";
+  EXPECT_EQ(8 % layout.args.heads_at_once, 0);
+  EXPECT_EQ(layout.args.whole_sections * layout.args.heads_at_once, 8) << "the end has the last arrival alone";
 }
 
 TEST(KernelTable, RatesOfTilesOfManyLengthsAreTheirOwn) {
