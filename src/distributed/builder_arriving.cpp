@@ -2,6 +2,7 @@
 // queries over its own keys and the other's in one call, whose kernel waits for those that are still on their way when it comes to them.
 // Nothing is merged. Queries that need own keys alone have a call of their own, which begins on SMs that the other leaves idle at its end.
 #include "distributed/builder.hpp"
+#include "distributed/choose.hpp"
 
 namespace fovea::distributed {
 namespace {
@@ -34,12 +35,7 @@ std::optional<Joined> joined_calls(const Call& own, const Call& other) {
 }  // namespace
 
 bool Builder::keys_arrive_in_calls() const {
-  constexpr int64_t kVector = 8;  // elements of 16 bits, which the kernel copies at least
-  const Shape& shape = p_.shape;
-  return p_.by_copies && p_.device.type == FOVEA_CUDA && !p_.backward() && shape.joins && p_.softcap == 0 &&
-         shape.sequences.size() == 1 && shape.batch > 0 && shape.ranks == 2 && s_.method() == Method{1, 2} &&
-         !queries_travel_ && s_.in_place(rank_, 0) && p_[kQ].type.bits == 16 && shape.head_dim % kVector == 0 &&
-         shape.head_dim_v % kVector == 0;
+  return distributed::keys_arrive_in_calls(p_, s_);
 }
 
 /// While a part of the heads is computed the next is on its way.

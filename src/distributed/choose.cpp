@@ -47,7 +47,12 @@ class Volume {
 class RankModel {
  public:
   RankModel(const LocalProblem& p, const Schedule& schedule, const Machine& machine, int rank)
-      : p_(p), schedule_(schedule), machine_(machine), rank_(rank), volume_(p, machine, rank) {
+      : p_(p),
+        schedule_(schedule),
+        machine_(machine),
+        rank_(rank),
+        volume_(p, machine, rank),
+        one_call_(keys_arrive_in_calls(p, schedule)) {
     for (int i = 0; i < schedule.stages(); ++i) {
       for (const Call& call : calls_.emplace_back(schedule.calls(rank, i)))
         queries_of_calls_ += static_cast<double>(call.q_rows);
@@ -144,6 +149,7 @@ class RankModel {
       queries += static_cast<double>(call.q_rows);
       keys += static_cast<double>(call.k_rows);
     }
+    if (one_call_) return i > 0 && !calls.empty() ? seconds - machine_.call : seconds;
     count_sums(i, queries, keys);
     return seconds + copies / machine_.memory;
   }
@@ -168,6 +174,7 @@ class RankModel {
   const Machine& machine_;
   int rank_;
   Volume volume_;
+  bool one_call_;  ///< has the keys of both stages
   std::vector<std::vector<Call>> calls_;  ///< by stage
   double queries_of_calls_ = 0, moving_ = 0;
 };
@@ -306,6 +313,16 @@ double copies_of(const LocalProblem& p, const Call& call, int64_t heads) {
   constexpr int64_t kTouches = 3;
   const int64_t row = heads * p.shape.head_dim * int64_t{sizeof(float)};
   return staged + static_cast<double>(kTouches * batch * call.q_rows * row);
+}
+
+bool keys_arrive_in_calls(const LocalProblem& p, const Schedule& schedule) {
+  constexpr int64_t kVector = 8, kMostColumns = 128;  // elements of 16 bits, which the kernel copies at least; its head sizes
+  const Shape& s = p.shape;
+  const bool columns = s.head_dim % kVector == 0 && s.head_dim_v % kVector == 0 &&
+                       std::max(s.head_dim, s.head_dim_v) <= kMostColumns;
+  return p.by_copies && p.device.type == FOVEA_CUDA && !p.backward() && s.joins && p.softcap == 0 &&
+         s.sequences.size() == 1 && s.batch > 0 && s.ranks == 2 && schedule.method() == Method{1, 2} &&
+         !schedule.queries_travel() && schedule.in_place(0, 0) && p[kQ].type.bits == 16 && columns;
 }
 
 double part_bytes_of(const LocalProblem& p, const Call& call, int64_t heads) {

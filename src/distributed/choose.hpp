@@ -34,6 +34,9 @@ double flops_of(const LocalProblem& problem, const Call& call, int64_t heads);
 double longest_tile_of(const LocalProblem& problem, const Call& call);
 /// Bytes that such a call moves on CPUs beside its products: keys are staged, and a backward sums dq in float32.
 double copies_of(const LocalProblem& problem, const Call& call, int64_t heads);
+/// Whether two ranks' keys come while calls over them run, whose kernels wait (builder_arriving.cpp): the same on both. Where no backend
+/// waits, or calls do not fit, parts are merged all the same.
+bool keys_arrive_in_calls(const LocalProblem& problem, const Schedule& schedule);
 /// Bytes that a forward's call on a GPU writes where its results are parts in float32: they leave later than its products end.
 double part_bytes_of(const LocalProblem& problem, const Call& call, int64_t heads);
 
