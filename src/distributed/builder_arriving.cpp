@@ -1,6 +1,7 @@
 // The part of Builder for keys that arrive while calls over them run: forward, two ranks of one host that copy. A rank computes its
 // queries over its own keys and the other's in one call, whose kernel waits for those that are still on their way when it comes to them.
 // Nothing is merged. Queries that need own keys alone have a call of their own, which begins on SMs that the other leaves idle at its end.
+#include "core/arriving_keys.hpp"
 #include "distributed/builder.hpp"
 #include "distributed/choose.hpp"
 
@@ -19,8 +20,8 @@ std::optional<Joined> joined_calls(const Call& own, const Call& other) {
   const int64_t rest = own.q_rows - other.q_rows;
   const bool sees_last = own.window.left < 0 && own.window.right <= 0;
   const bool diagonal = own.window.right == 0;
-  if (!own.starts_q.empty() || !other.starts_q.empty() || !sees_last || pairs_of(other) != pairs || rest < 0 ||
-      own.q_at + rest != other.q_at || (diagonal && own.k_rows < own.q_rows))
+  if (!own.starts_q.empty() || !other.starts_q.empty() || !sees_last || pairs_of(other) != pairs ||
+      rest < 0 || own.q_at + rest != other.q_at || (diagonal && own.k_rows < own.q_rows))
     return std::nullopt;
   Joined joined{own, own};
   joined.both.q_at = other.q_at;
@@ -48,15 +49,18 @@ int Builder::arrival_parts() const {
 /// Where the calls of both stages fit and a backend waits for keys, those in their place.
 void Builder::join_arriving_keys() {
   const std::vector<Call>&own = stages_[0].calls, &other = stages_[1].calls;
-  if (own.size() != 1 || other.size() != 1 || own[0].q_rows != rows_ || other[0].k_rows != stages_[1].rows) return;
+  if (own.size() != 1 || other.size() != 1 || own[0].q_rows != rows_ || other[0].k_rows != stages_[1].rows)
+    return;
   const auto joined = joined_calls(own[0], other[0]);
   if (!joined) return;
   Attend both = call_with_arriving(joined->both, other[0]);
   if (!options_.only_sizes && !both.plan) return;
   over_all_keys_.push_back(std::move(both));
   if (joined->own.q_rows > 0) {
-    Attend own_alone = step_of(joined->own, stages_[0], result_operands(joined->own, stages_[0]), std::nullopt);
+    Attend own_alone =
+        step_of(joined->own, stages_[0], result_operands(joined->own, stages_[0]), std::nullopt);
     own_alone.lane = Lane::kBeside;
+    own_alone.behind = over_all_keys_[0].arriving;
     over_all_keys_.push_back(std::move(own_alone));
   }
   direct_ = true;
@@ -70,6 +74,7 @@ Attend Builder::call_with_arriving(const Call& call, const Call& other) {
   arriving.v = at(stages_[1].v, other.k_at);
   arriving.exchange = planned_.size();  // the next one
   arriving.peer = 1 - rank_;
+  arriving.first_part = arriving_key_parts(call.arriving) - 1;
   step.arriving = std::make_shared<const Arriving>(arriving);
   arriving.over_copies = std::make_shared<const Attend>(over_copies(call, step, arriving.copies));
   step.arriving = std::make_shared<const Arriving>(std::move(arriving));

@@ -174,7 +174,7 @@ class RankModel {
   const Machine& machine_;
   int rank_;
   Volume volume_;
-  bool one_call_;  ///< has the keys of both stages
+  bool one_call_;                         ///< has the keys of both stages
   std::vector<std::vector<Call>> calls_;  ///< by stage
   double queries_of_calls_ = 0, moving_ = 0;
 };
@@ -316,7 +316,9 @@ double copies_of(const LocalProblem& p, const Call& call, int64_t heads) {
 }
 
 bool keys_arrive_in_calls(const LocalProblem& p, const Schedule& schedule) {
-  constexpr int64_t kVector = 8, kMostColumns = 128;  // elements of 16 bits, which the kernel copies at least; its head sizes
+  constexpr int64_t kVector = 8,
+                    kMostColumns =
+                        128;  // elements of 16 bits, which the kernel copies at least; its head sizes
   const Shape& s = p.shape;
   const bool columns = s.head_dim % kVector == 0 && s.head_dim_v % kVector == 0 &&
                        std::max(s.head_dim, s.head_dim_v) <= kMostColumns;

@@ -108,6 +108,8 @@ class Execution {
       (*this)(*step.arriving->over_copies);
       return;
     }
+    if (const Arriving* a = step.behind.get())
+      windows_->finish_part(a->exchange, a->peer, a->first_part, step.lane);
     fovea_buffers b = FOVEA_BUFFERS_INIT;
 #define FOVEA_POINTER(Place, field) \
   if (step.operands[Place].present) b.field = at_.of(step.operands[Place].view);

@@ -58,14 +58,18 @@ struct Attend {
   bool reads_numbers = false;
   Lane lane = Lane::kCompute;
   DropoutPlace dropout;
-  double flops = 0, longest_tile = 0, copies = 0;  ///< see choose.hpp
+  double flops = 0, longest_tile = 0, copies = 0;   ///< see choose.hpp
   std::shared_ptr<const struct Arriving> arriving;  ///< null: all keys are there when the call begins
+  /// Begins once first keys of these are there, so that the call that waits for them has all SMs before, and this those that it leaves idle
+  /// at its end. Null: at once.
+  std::shared_ptr<const struct Arriving> behind;
 };
 /// Keys of another rank that may be on their way while a call runs.
 struct Arriving {
   Operand k, v;
   size_t exchange = 0;
   int peer = 0;
+  int first_part = 0;  ///< of those in which they come
   /// In place of the call where pointers of the caller's are no multiples of 16 bytes: the call over copies, which are made first.
   std::shared_ptr<const Attend> over_copies;
   std::vector<PlannedMove> copies;

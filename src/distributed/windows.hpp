@@ -54,6 +54,10 @@ class Windows {
     return word(transport_.rank(), number, peer, kPart);
   }
   uint32_t run() const { return run_; }
+  /// What is put on the lane from now on finds a part that a peer copies.
+  void finish_part(size_t number, int peer, int part, Lane lane) {
+    await({peer}, number, static_cast<Kind>(kPart + static_cast<size_t>(part)), lane);
+  }
   /// Whether a rank computes on the device of this one: what either copies may wait for SMs that the other holds.
   bool shares_device(int rank) const { return shares_device_[static_cast<size_t>(rank)]; }
   /// Behind all steps.

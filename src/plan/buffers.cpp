@@ -25,6 +25,18 @@ Bytes bytes_at(const void* data, int64_t size) {
 
 }  // namespace
 
+namespace {
+
+/// Bytes of the tensor that a run gives: keys that arrive lie elsewhere.
+int64_t given_bytes(const AttentionProblem& problem, size_t place) {
+  TensorDesc t = problem.at(place);
+  const bool keys = place == index_of(Role::kK) || place == index_of(Role::kV);
+  if (keys) t.shape[1] -= problem.arriving_keys;
+  return extent_bytes(t).value();
+}
+
+}  // namespace
+
 BufferRules::BufferRules(const AttentionProblem& problem, size_t workspace_size)
     : workspace_size_(workspace_size) {
   static_assert(kPlaceCount <= 64, "sets of places are 64-bit masks");
@@ -34,7 +46,7 @@ BufferRules::BufferRules(const AttentionProblem& problem, size_t workspace_size)
       absent_ |= uint64_t{1} << i;
     } else if (has_memory(t)) {
       rules_.push_back({static_cast<uint8_t>(i), problem.writes(i), static_cast<uint8_t>(size_of(t.dtype)),
-                        extent_bytes(t).value()});
+                        given_bytes(problem, i)});
     }
   }
   const auto inputs =

@@ -198,7 +198,8 @@ void LocalRanks::deal(Rank& rank, Role role, bool empty) {
     }
   }
   auto& tensor = rank.tensors[role];
-  tensor = std::make_unique<OwnedTensor>(whole.type(), shape, strides, placement_on(rank.number), division_.skew);
+  tensor =
+      std::make_unique<OwnedTensor>(whole.type(), shape, strides, placement_on(rank.number), division_.skew);
   tensor->poison();
   if (empty) return;
   for_each_index(shape, [&](const Sizes& index) {

@@ -30,9 +30,9 @@ bool may_be_left_out(const ProblemSpec& spec, const Division& division, const st
 }
 
 /// `reason` gets what the plan of the last pass says of itself. `change` may write to the inputs.
-void expect_right(const ProblemSpec& spec, const Division& division, bool backward, const std::string& name,
-                  std::string* reason = nullptr,
-                  const std::function<void(OwnedProblem&)>& change = [](OwnedProblem&) {}) {
+void expect_right(
+    const ProblemSpec& spec, const Division& division, bool backward, const std::string& name,
+    std::string* reason = nullptr, const std::function<void(OwnedProblem&)>& change = [](OwnedProblem&) {}) {
   OwnedProblem problem(spec);
   change(problem);
   CheckOptions options;
@@ -179,7 +179,8 @@ TEST(CudaRanksByCopies, KeysArriveWhileCallsRun) {
     std::string reason;
     expect_right(spec, division, false, "FOVEA_TEST_INDEX=" + std::to_string(index), &reason,
                  [&](OwnedProblem& problem) {
-                   if (not_finite) problem[Role::kV].set({0, key, 0, 3}, std::numeric_limits<double>::quiet_NaN());
+                   if (not_finite)
+                     problem[Role::kV].set({0, key, 0, 3}, std::numeric_limits<double>::quiet_NaN());
                  });
     if (HasFatalFailure()) return;
     waited += reason.find("as-keys-arrive") != std::string::npos ? 1 : 0;

@@ -190,6 +190,7 @@ TEST(Program, KeysArriveInCallsOfTwoRanks) {
       if (copy.ends_part >= 0) parts.push_back(copy.ends_part);
     }
     EXPECT_EQ(parts, (std::vector<int>{1, 0, 3, 2}));
+    EXPECT_EQ(arriving.first_part, parts[0]);
   }
   const auto waits = [&](const LocalProblem& other, Method method) {
     return calls_of(make_program(other, Schedule(other.shape, method), 0, sizes)).waits != nullptr;

@@ -215,7 +215,8 @@ TEST(KernelTable, TilesAreChosenByTheTimeTheyWouldTake) {
   EXPECT_EQ(rows_of_chosen_tile(causal), 192);
   AttentionProblem last_rows = problem(1, 2048, 8192, 16, 16, 128);
   last_rows.window_right = 0;
-  EXPECT_EQ(rows_of_chosen_tile(last_rows), 128) << "176 tiles of 192 rows, the shortest of 6,144 keys: two turns";
+  EXPECT_EQ(rows_of_chosen_tile(last_rows), 128)
+      << "176 tiles of 192 rows, the shortest of 6,144 keys: two turns";
 }
 
 TEST(KernelTable, KeysThatArriveNeedAKernelThatWaits) {
@@ -250,7 +251,8 @@ TEST(Schedule, TilesWaitForTheHeadsThatArriveFirst) {
   EXPECT_EQ(layout.arriving_keys, 4096);
   EXPECT_NE(layout.tile_counter, -1) << "CTAs that waited take no further tile";
   EXPECT_EQ(8 % layout.args.heads_at_once, 0);
-  EXPECT_EQ(layout.args.whole_sections * layout.args.heads_at_once, 8) << "the end has the last arrival alone";
+  EXPECT_EQ(layout.args.whole_sections * layout.args.heads_at_once, 8)
+      << "the end has the last arrival alone";
 }
 
 TEST(KernelTable, RatesOfTilesOfManyLengthsAreTheirOwn) {
