@@ -35,7 +35,7 @@ static_assert(kSeenKeys == kStrip);
 struct Column {
   const float* queries;  ///< words at row stride kPanel
   float *row_max, *row_sum;
-  float* o;
+  float* o;  ///< of rows: null where nobody asks
   int64_t o_stride;
   const int32_t *begin, *end;
   tile::Range any, all;
@@ -48,12 +48,46 @@ struct Column {
   DType dtype;
   const uint32_t* seen;  ///< at row stride kPanel
   const char* const* rows;
+  bool fresh;  ///< O is not there yet; of lanes
 };
 using Columns = std::array<Column, 2>;
 
 /// As many strips as O has blocks of rows, so that each goes beside one of them; P of two turns has to stay in the first-level cache.
 constexpr int64_t turn_of(int64_t columns, int parts) {
   return columns > 3 * kStrip && parts == 1 ? kMostTurn : kMostTurn / 2;
+}
+
+/// Whether a row of either column sees a key of the strip.
+FOVEA_AMX inline bool sees_some(const Columns& columns, int64_t strip) {
+  __m512i any = _mm512_setzero_si512();
+  for (const Column& column : columns) {
+    if (column.seen == nullptr) return true;
+    any = _mm512_or_si512(any, _mm512_loadu_si512(column.seen + strip * kPanel));
+  }
+  return _mm512_test_epi32_mask(any, any) != 0;
+}
+
+/// Calls visit(range) for neighbouring strips of a run. Those that neither column sees are left out, but for those inside of a turn, whose weights
+/// are added up together: what a row adds up must not depend on its neighbours.
+template <class Visit>
+FOVEA_AMX inline void for_each_range(const AttendKeys& keys, const Columns& columns, int64_t turn,
+                                     const Visit& visit) {
+  const bool masked = columns[0].seen != nullptr || columns[1].seen != nullptr;
+  const auto sees = [&](int64_t at) { return !masked || sees_some(columns, (at - keys.first) / kStrip); };
+  const int64_t end = std::min(keys.end, std::max(columns[0].any.end, columns[1].any.end));
+  int64_t key = std::max(keys.first, std::min(columns[0].any.begin, columns[1].any.begin)) & -kStrip;
+  while (key < end) {
+    if (!sees(key)) {
+      key += kStrip;
+      continue;
+    }
+    // A strip without a key that is seen takes less time than to end and begin again.
+    int64_t last = key + kStrip, skipped = 0;
+    for (; last < end && (skipped < 2 || last % turn != 0); last += kStrip)
+      skipped = sees(last) ? 0 : skipped + 1;
+    visit(tile::Range{key, std::min(end, last - skipped * kStrip)});
+    key = last;
+  }
 }
 
 /// Two columns against neighbouring strips of a run, all of whose keys are in the range.
@@ -70,7 +104,8 @@ class Pass {
         pairs_(reinterpret_cast<uint32_t*>(added_ + kStrip * kWidth)),
         turn_(turn_of(keys.columns, kParts)),
         first_(range.begin),
-        end_(range.end) {
+        end_(range.end),
+        has_o_(!columns[0].fresh) {
     for (size_t x = 0; x < 2; ++x) {
       total_[x] = _mm512_loadu_ps(columns[x].row_sum);
       if constexpr ((kForm & kFetched) != 0) {
@@ -148,11 +183,18 @@ class Pass {
   FOVEA_AMX void raise(const __m512* top, const __mmask16* rose);
   FOVEA_AMX void drop(int64_t key) const;
   FOVEA_AMX bool rose_too_far(const Weights& w) const;
+  /// Of a strip whose terms are set.
+  FOVEA_AMX bool sees_all(const Weights& w) const {
+    const __m512i both = _mm512_and_si512(w.seen[0], w.seen[1]);
+    return _mm512_cmpneq_epi32_mask(both, _mm512_set1_epi32(-1)) == 0;
+  }
   FOVEA_AMX void score_again(int64_t key, float* scores, Weights& w);
   FOVEA_AMX void weigh_again(int64_t turn, float* scores, __m512* sum);
   FOVEA_AMX void begin_strip(int64_t key, Weights& w);
-  template <int kPairs>
+  template <int kPairs, int kBeside>
   FOVEA_AMX void add_values(int64_t turn, int64_t part, int64_t parts, Weights& w);
+  template <int kPairs, int kBeside>
+  FOVEA_AMX void weigh_strip(int64_t key, Weights& w);
   FOVEA_AMX void end_turn(int64_t turn, float* last_scores, Weights& w);
   FOVEA_AMX void store_pending() {
     if (in_tiles_) store(pending_);
@@ -169,6 +211,7 @@ class Pass {
   __m512 offset_[2];    ///< 1/2 - m
   __m512 total_[2];     ///< of the weights of whole turns
   bool fresh_ = false;  ///< some row has seen no key yet
+  bool has_o_;  ///< O is there: not before the values of a turn are added to one that begins from zero
   Accumulators pending_;
   bool in_tiles_ = false;  ///< the accumulators of pending_ are still in the tiles
   const void* elements_[kWidth];

@@ -53,6 +53,7 @@ constexpr Ops make_ops(const char* name) {
   ops.seen_of_elements = seen_of_elements;
   ops.seen_of_scores = seen_of_scores;
   ops.add_terms = add_terms;
+  ops.row_lse = row_lse;
   ops.transpose = transpose;
   ops.finite = finite;
   ops.to_float = to_float_any;
