@@ -57,13 +57,17 @@ constexpr int64_t turn_of(int64_t columns, int parts) {
   return columns > 3 * kStrip && parts == 1 ? kMostTurn : kMostTurn / 2;
 }
 
+/// Which keys of a strip the rows of a column see by `sees`, a bit for each. Words are known of the keys that some row sees, and between them.
+FOVEA_AMX_INLINE __m512i words_of_strip(const AttendKeys& keys, const Column& column, int64_t key) {
+  if (column.seen == nullptr) return _mm512_set1_epi32(-1);
+  if (key + kStrip <= column.any.begin || column.any.end <= key) return _mm512_setzero_si512();
+  return _mm512_loadu_si512(column.seen + (key - keys.first) / kSeenKeys * kPanel);
+}
+
 /// Whether a row of either column sees a key of the strip.
-FOVEA_AMX inline bool sees_some(const Columns& columns, int64_t strip) {
-  __m512i any = _mm512_setzero_si512();
-  for (const Column& column : columns) {
-    if (column.seen == nullptr) return true;
-    any = _mm512_or_si512(any, _mm512_loadu_si512(column.seen + strip * kPanel));
-  }
+FOVEA_AMX inline bool sees_some(const AttendKeys& keys, const Columns& columns, int64_t key) {
+  const __m512i any =
+      _mm512_or_si512(words_of_strip(keys, columns[0], key), words_of_strip(keys, columns[1], key));
   return _mm512_test_epi32_mask(any, any) != 0;
 }
 
@@ -73,7 +77,7 @@ template <class Visit>
 FOVEA_AMX inline void for_each_range(const AttendKeys& keys, const Columns& columns, int64_t turn,
                                      const Visit& visit) {
   const bool masked = columns[0].seen != nullptr || columns[1].seen != nullptr;
-  const auto sees = [&](int64_t at) { return !masked || sees_some(columns, (at - keys.first) / kStrip); };
+  const auto sees = [&](int64_t at) { return !masked || sees_some(keys, columns, at); };
   const int64_t end = std::min(keys.end, std::max(columns[0].any.end, columns[1].any.end));
   int64_t key = std::max(keys.first, std::min(columns[0].any.begin, columns[1].any.begin)) & -kStrip;
   while (key < end) {
@@ -312,11 +316,7 @@ FOVEA_AMX_INLINE void Pass<kForm, kParts>::set_terms(int64_t key, float* scores,
   }
   if constexpr ((kForm & kMasked) != 0) {
     w.bit = kBits.bit;
-    for (size_t x = 0; x < 2; ++x) {
-      const uint32_t* seen = columns_[x].seen;
-      w.seen[x] =
-          seen == nullptr ? _mm512_set1_epi32(-1) : _mm512_loadu_si512(seen + at / kSeenKeys * kPanel);
-    }
+    for (size_t x = 0; x < 2; ++x) w.seen[x] = words_of_strip(keys_, columns_[x], key);
   }
 }
 

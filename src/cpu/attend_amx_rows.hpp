@@ -134,9 +134,7 @@ inline FOVEA_AMX Product RowPass::values_of(int64_t turn) {
 /// Which keys of a strip rows of a column see, a bit for each.
 FOVEA_AMX_INLINE __m512i RowPass::keys_seen(const Column& column, int64_t key) const {
   const __m512i all = _mm512_set1_epi32(-1);
-  const __m512i seen = column.seen == nullptr
-                           ? all
-                           : _mm512_loadu_si512(column.seen + (key - keys_.first) / kSeenKeys * kPanel);
+  const __m512i seen = words_of_strip(keys_, column, key);
   if (column.all.begin <= key && key + kStrip <= column.all.end) return seen;
   // Shifts by 32 and more leave nothing.
   const auto from = [&](const int32_t* position) __attribute__((always_inline)) FOVEA_AMX {

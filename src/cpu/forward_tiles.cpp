@@ -99,11 +99,9 @@ struct BlockRun {
   }
   /// Those of a range from the first block of which panel x sees some to the last.
   tile::Range keys_seen_by(int64_t x, const tile::Range& keys) const {
-    int64_t begin = 0, end = count;
-    while (begin < end && seen.seen_of(x, begin) == Seen::kNone) ++begin;
-    while (begin < end && seen.seen_of(x, end - 1) == Seen::kNone) --end;
-    return {std::max(keys.begin, first() + begin * kBlockKeys),
-            std::min(keys.end, first() + end * kBlockKeys)};
+    const tile::Range of_blocks = seen.blocks_with_words(x, count);
+    return {std::max(keys.begin, first() + of_blocks.begin * kBlockKeys),
+            std::min(keys.end, first() + of_blocks.end * kBlockKeys)};
   }
   /// How much panel x sees of all blocks.
   Seen seen_by(int64_t x) const { return seen.seen_by(x, count); }

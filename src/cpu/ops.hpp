@@ -266,6 +266,8 @@ struct Ops {
   void (*end_streams)();
   /// Keys whose element is 0 (`zeros`), or is not: that of lane x and key j is element j of rows[x].
   void (*seen_of_elements)(const void* const* rows, DType type, int64_t n, bool zeros, uint32_t* seen);
+  /// Keys whose class is that of a lane.
+  void (*seen_of_classes)(const int32_t* lanes, const int32_t* keys, int64_t n, uint32_t* seen);
   /// Keys whose score s[n][kPanel] is not -inf.
   void (*seen_of_scores)(const float* s, int64_t n, uint32_t* seen);
   /// Turns s[n][kPanel] into scores, and raises maxima[kPanel], where given, to their largest.
