@@ -370,6 +370,8 @@ FOVEA_AMX void attend_amx(const AttendKeys& keys, const AttendPanel* panels, int
                             panel.factors == nullptr ? nullptr : panel.factors + v,
                             panel.dtype,
                             panel.seen == nullptr ? nullptr : panel.seen + v,
+                            panel.seen_strips,
+                            v / static_cast<int>(kSeenColumns) * static_cast<int>(kAttendKeys / kSeenKeys),
                             panel.query_rows == nullptr ? nullptr : panel.query_rows + v,
                             panel.fresh};
       if (waiting == 2) attend_columns(keys, columns, scratch);

@@ -47,6 +47,8 @@ struct Column {
   const float* factors;
   DType dtype;
   const uint32_t* seen;  ///< at row stride kPanel
+  const uint32_t* strips;
+  int strips_bit;  ///< the first of this column
   const char* const* rows;
   bool fresh;  ///< O is not there yet; of lanes
 };
@@ -57,18 +59,26 @@ constexpr int64_t turn_of(int64_t columns, int parts) {
   return columns > 3 * kStrip && parts == 1 ? kMostTurn : kMostTurn / 2;
 }
 
-/// Which keys of a strip the rows of a column see by `sees`, a bit for each. Words are known of the keys that some row sees, and between them.
+/// What the words of a strip sum up to, by `sees`: bit 0, some row sees a key of it, kSeenAll, all see all of it. Words are known of the keys that
+/// some row sees, and between them.
+inline uint32_t strip_of(const AttendKeys& keys, const Column& column, int64_t key) {
+  if (column.seen == nullptr) return 1 | uint32_t{1} << kSeenAll;
+  if (key + kStrip <= column.any.begin || column.any.end <= key) return 0;
+  const int64_t at = key - keys.first;
+  return column.strips[at / kAttendKeys] >> (column.strips_bit + at / kStrip % (kAttendKeys / kStrip));
+}
+
+/// Which keys of a strip the rows of a column see by `sees`, a bit for each.
 FOVEA_AMX_INLINE __m512i words_of_strip(const AttendKeys& keys, const Column& column, int64_t key) {
-  if (column.seen == nullptr) return _mm512_set1_epi32(-1);
-  if (key + kStrip <= column.any.begin || column.any.end <= key) return _mm512_setzero_si512();
+  const uint32_t strip = strip_of(keys, column, key);
+  if ((strip & 1) == 0) return _mm512_setzero_si512();
+  if ((strip >> kSeenAll & 1) != 0) return _mm512_set1_epi32(-1);
   return _mm512_loadu_si512(column.seen + (key - keys.first) / kSeenKeys * kPanel);
 }
 
 /// Whether a row of either column sees a key of the strip.
-FOVEA_AMX inline bool sees_some(const AttendKeys& keys, const Columns& columns, int64_t key) {
-  const __m512i any =
-      _mm512_or_si512(words_of_strip(keys, columns[0], key), words_of_strip(keys, columns[1], key));
-  return _mm512_test_epi32_mask(any, any) != 0;
+inline bool sees_some(const AttendKeys& keys, const Columns& columns, int64_t key) {
+  return ((strip_of(keys, columns[0], key) | strip_of(keys, columns[1], key)) & 1) != 0;
 }
 
 /// Calls visit(range) for neighbouring strips of a run. Those that neither column sees are left out, but for those inside of a turn, whose weights

@@ -33,6 +33,7 @@ namespace {
 struct PanelEnds {
   alignas(64) float maxima[kPanel], sums[kPanel];
   alignas(64) float factors[kPanel];  ///< of O
+  alignas(64) float lse[kPanel];
 };
 
 /// The sink of a head is one more score of each of its rows, without a value.
@@ -49,26 +50,23 @@ void add_sinks(const Group& group, const Lanes& lanes, const float* sinks, Panel
   }
 }
 
-PanelEnds ends_of(const Group& group, const Lanes& lanes, const Partial& result) {
+PanelEnds ends_of(const Ops& ops, const Group& group, const Lanes& lanes, const Partial& result) {
   const AttentionProblem& p = *group.problem;
   PanelEnds ends;
   std::copy_n(result.row_max, kPanel, ends.maxima);
   std::copy_n(result.row_sum, kPanel, ends.sums);
   std::fill_n(ends.factors, kPanel, keep_scale(p) * group.value_scale);
   if (const auto* sinks = group.buffers->get<const float>(Role::kSink)) add_sinks(group, lanes, sinks, ends);
-  for (int x = 0; x < kPanel; ++x)
-    ends.factors[x] = ends.sums[x] == 0.0f ? 0.0f : ends.factors[x] / ends.sums[x];
+  ops.end_rows(ends.maxima, ends.sums, kPanel, ends.factors, ends.lse);
   return ends;
 }
 
-void write_lse(const Staging& s, const Group& group, const Lanes& lanes, const PanelEnds& ends) {
+void write_lse(const Group& group, const Lanes& lanes, const PanelEnds& ends) {
   const TensorDesc& t = (*group.problem)[Role::kLse];
-  alignas(64) float lse[kPanel];
-  s.ops->row_lse(ends.maxima, ends.sums, kPanel, lse);
   auto* to = reinterpret_cast<float*>(
       stats_of(*group.problem, *group.buffers, Role::kLse, group.batch, 0, group.span.row_q).data);
   for (int x = 0; x < lanes.count; ++x)
-    to[lanes.head[x] * t.stride[1] + lanes.query[x] * t.stride[2]] = lse[x];
+    to[lanes.head[x] * t.stride[1] + lanes.query[x] * t.stride[2]] = ends.lse[x];
 }
 
 }  // namespace
@@ -77,8 +75,8 @@ void write_panel(const Staging& s, const Group& group, const Lanes& lanes, const
                  float* rows) {
   const AttentionProblem& p = *group.problem;
   const DType o_type = p[Role::kO].dtype;
-  const PanelEnds ends = ends_of(group, lanes, result);
-  if (p.has(Role::kLse)) write_lse(s, group, lanes, ends);
+  const PanelEnds ends = ends_of(*s.ops, group, lanes, result);
+  if (p.has(Role::kLse)) write_lse(group, lanes, ends);
   char* outputs[kPanel];
   const HeadRows rows_of_o = group.head_rows(Role::kO);
   for (int x = 0; x < lanes.count; ++x) outputs[x] = rows_of_o.row(lanes.query[x], lanes.head[x]);

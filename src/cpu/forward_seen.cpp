@@ -21,6 +21,12 @@ tile::Range SeenTable::blocks_with_words(int64_t panel, int64_t count) const {
   return known;
 }
 
+void SeenTable::sum_up(int64_t panel, int64_t count) const {
+  const tile::Range known = blocks_with_words(panel, count);
+  for (int64_t i = known.begin; i < known.end; ++i)
+    *strips_of(panel, i) = strips_of_words(words_of(panel, i));
+}
+
 namespace {
 
 /// Those of a block that is seen in all of its pairs, or in none.
@@ -64,6 +70,7 @@ bool SeenSearch::look_at_elements(const Lanes* lanes, int64_t panels, int64_t j0
       table.seen_of(x, i) = seen_of_words(table.words_of(x, i), std::min(kBlockKeys, end - key));
       any |= table.seen_of(x, i) != Seen::kNone;
     }
+    table.sum_up(x, ceil_div(end - j0, kBlockKeys));
   }
   return any;
 }
@@ -125,6 +132,7 @@ bool SeenSearch::look_at_classes(const Lanes* lanes, int64_t panels, int64_t j0,
     const tile::Range with_words = table.blocks_with_words(x, ceil_div(end - j0, kBlockKeys));
     for (int64_t i = with_words.begin; i < with_words.end; ++i)
       if (table.seen_of(x, i) != Seen::kSome) fill_words(table.seen_of(x, i), table.words_of(x, i));
+    table.sum_up(x, ceil_div(end - j0, kBlockKeys));
   }
   return any;
 }
@@ -145,6 +153,7 @@ bool SeenSearch::look(const Lanes* lanes, int64_t panels, int64_t j0, int64_t en
     const tile::Range with_words = table.blocks_with_words(x, count);
     for (int64_t i = with_words.begin; i < with_words.end; ++i)
       words_of_block(lanes[x], table.seen_of(x, i), j0 + i * kBlockKeys, keys_of(i), table.words_of(x, i));
+    table.sum_up(x, count);
   }
   return any;
 }
@@ -159,7 +168,7 @@ SharedSeen::SharedSeen(const AttentionProblem& p, const Ops& ops, const PairProg
 
 int64_t SharedSeen::bytes() const {
   const int64_t blocks = batch_ * panels_ * table_.blocks;
-  return blocks * (kBlockWords * int64_t{4} + static_cast<int64_t>(sizeof(Seen))) +
+  return blocks * ((kBlockWords + 1) * int64_t{4} + static_cast<int64_t>(sizeof(Seen))) +
          batch_ * static_cast<int64_t>(sizeof(int32_t));
 }
 
@@ -167,7 +176,9 @@ void SharedSeen::set_memory(void* memory) {
   found_ = static_cast<int32_t*>(memory);
   std::fill_n(found_, batch_, 0);
   table_.words = reinterpret_cast<uint32_t*>(found_ + batch_);
-  table_.seen = reinterpret_cast<Seen*>(table_.words + batch_ * panels_ * table_.blocks * kBlockWords);
+  const int64_t blocks = batch_ * panels_ * table_.blocks;
+  table_.strips = table_.words + blocks * kBlockWords;
+  table_.seen = reinterpret_cast<Seen*>(table_.strips + blocks);
 }
 
 void SharedSeen::find(const AttentionProblem& p, const Buffers& buffers, const ScoreTerms& terms,

@@ -24,14 +24,19 @@ struct SeenTable {
   /// Null: not wanted. Those of a panel that sees all or nothing are not known, nor those of blocks before the first of which it sees some, and
   /// behind the last.
   uint32_t* words = nullptr;
-  int64_t blocks = 0;  ///< from one panel to the next
+  uint32_t* strips = nullptr;  ///< of blocks whose words are known, what they sum up to
+  int64_t blocks = 0;          ///< from one panel to the next
 
   Seen& seen_of(int64_t panel, int64_t block) const { return seen[panel * blocks + block]; }
   uint32_t* words_of(int64_t panel, int64_t block) const {
     return words + (panel * blocks + block) * kBlockWords;
   }
+  uint32_t* strips_of(int64_t panel, int64_t block) const { return strips + panel * blocks + block; }
+  /// Sums up the words that are known.
+  void sum_up(int64_t panel, int64_t count) const;
   SeenTable from(int64_t panel, int64_t block) const {
-    return {&seen_of(panel, block), words == nullptr ? nullptr : words_of(panel, block), blocks};
+    if (words == nullptr) return {&seen_of(panel, block), nullptr, nullptr, blocks};
+    return {&seen_of(panel, block), words_of(panel, block), strips_of(panel, block), blocks};
   }
   /// How much a panel sees of the first `count` blocks.
   Seen seen_by(int64_t panel, int64_t count) const;

@@ -81,6 +81,7 @@ struct BlockRun {
   std::array<FiniteValues, kRunBlocks> finite;
   std::array<AttendBlock, kRunBlocks> operands;
   Seen own[kMaxPanels * kRunBlocks];
+  uint32_t own_strips[kMaxPanels * kRunBlocks];
   SeenTable seen;                      ///< what panels see
   std::array<bool, kRunBlocks> met{};  ///< blocks with keys that some panel sees; nothing is known of others
   bool finite_parts = true;
@@ -232,7 +233,7 @@ bool TilePass::look(BlockRun& run, int64_t j0, int64_t end) const {
       if (run.seen.seen_by(x, count) != Seen::kNone) return true;
     return false;
   }
-  run.seen = {run.own, t.seen_pairs, kRunBlocks};
+  run.seen = {run.own, t.seen_pairs, run.own_strips, kRunBlocks};
   const SeenSearch search{*s.ops, group, terms, blocks, t.scores, t.pairs.registers};
   return search.look(lanes, panels, j0, end, run.seen);
 }
@@ -334,6 +335,7 @@ AttendPanel TilePass::taker(const BlockRun& run, int64_t x, const DistanceValues
   panel.fresh = !has_o[static_cast<size_t>(x)];
   if (run.seen_by(x) == Seen::kSome) {
     panel.seen = run.seen.words_of(x, 0);
+    panel.seen_strips = run.seen.strips_of(x, 0);
     panel.any = run.keys_seen_by(x, rows.any);
   }
   if (terms.dropout) {

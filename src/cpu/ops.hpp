@@ -151,6 +151,7 @@ struct AttendPanel {
   const float* factors = nullptr;
   DType dtype = DType::kF32;
   const uint32_t* seen = nullptr;           ///< words of kSeenKeys keys from `first` on; null: all are seen
+  const uint32_t* seen_strips = nullptr;    ///< of blocks, what their words sum up to
   const char* const* query_rows = nullptr;  ///< by lane, where queries are rows
   bool fresh = false;                       ///< o is not there yet: it is written, and not added to
 };
@@ -162,6 +163,9 @@ inline constexpr int64_t kAttendScratch =
 
 // Which of 32 neighbouring keys a lane sees is a word: word [j / kSeenKeys][lane] has bit j % kSeenKeys of key j.
 inline constexpr int64_t kSeenKeys = 32;
+// Words of a block of kAttendKeys keys and a panel, summed up: bit [columns of 16 lanes][strips of kSeenKeys keys] tells whether a lane sees a key
+// of the strip, and kSeenAll bits higher whether all lanes see all of its keys.
+inline constexpr int64_t kSeenColumns = 16, kSeenAll = 16;
 
 /// What is added to the scores of one panel.
 struct ScoreAddends {
@@ -273,8 +277,8 @@ struct Ops {
   /// Turns s[n][kPanel] into scores, and raises maxima[kPanel], where given, to their largest.
   void (*add_terms)(float* s, int64_t n, const ScoreAddends& addends, float* maxima);
 
-  /// lse[i] = ln 2 * maxima[i] + ln sums[i], -inf where the sum is 0.
-  void (*row_lse)(const float* maxima, const float* sums, int64_t n, float* lse);
+  /// factors[i] /= sums[i], and lse[i] = ln 2 * maxima[i] + ln sums[i]; 0 and -inf where the sum is 0.
+  void (*end_rows)(const float* maxima, const float* sums, int64_t n, float* factors, float* lse);
   /// dst[c][r] = src[r][c] for 32-bit words.
   void (*transpose)(const float* src, int64_t ld_src, int64_t rows, int64_t cols, float* dst, int64_t ld_dst);
   /// Whether all elements of a row are finite.
