@@ -76,7 +76,7 @@ FOVEA_AMX void Pass<kForm, kParts>::raise(const __m512* top, const __mmask16* ro
     const __m512 alpha = _mm512_mask_mov_ps(
         _mm512_set1_ps(1.0f), old, exp2_of<kParts>(_mm512_add_ps(_mm512_sub_ps(before, reference), half)));
     total_[x] = _mm512_mul_ps(total_[x], alpha);
-    for (int64_t row = 0; row < keys_.columns; ++row) {
+    for (int64_t row = 0; has_o_ && row < keys_.columns; ++row) {
       float* o = column.o + row * column.o_stride;
       _mm512_storeu_ps(o, _mm512_mul_ps(_mm512_loadu_ps(o), alpha));
     }
@@ -120,9 +120,10 @@ FOVEA_AMX_INLINE void Pass<kForm, kParts>::begin_strip(int64_t key, Weights& w) 
 
 /// Part `part` of `parts` of the rows of O, against the values of a turn.
 template <int kForm, int kParts>
-template <int kPairs>
+template <int kPairs, int kBeside>
 FOVEA_AMX_INLINE void Pass<kForm, kParts>::add_values(int64_t turn, int64_t part, int64_t parts, Weights& w) {
   const int64_t blocks = (keys_.columns + kStrip - 1) / kStrip;
+  const bool begins = columns_[0].fresh && begin_of(turn) == first_;
   Product product = values_of(turn);
   const float* values = product.left;
   for (int64_t block = blocks * part / parts; block < blocks * (part + 1) / parts; ++block) {
@@ -131,12 +132,13 @@ FOVEA_AMX_INLINE void Pass<kForm, kParts>::add_values(int64_t turn, int64_t part
     const Accumulators o{{a.o + row * a.o_stride, b.o + row * b.o_stride}, {a.o_stride, b.o_stride}};
     product.left = values + row * product.left_stride;
     if (row + kTile < keys_.columns) {
-      multiply<kPairs, kForm, kParts, Of::kValues>(product, in_tiles_ ? &pending_ : nullptr, &o, w);
+      multiply<kPairs, kBeside, kParts, Of::kValues>(product, in_tiles_ ? &pending_ : nullptr,
+                                                     begins ? nullptr : &o, w);
       pending_ = o;
       in_tiles_ = true;
     } else {
       store_pending();
-      multiply_last_rows<kParts>(product, o);
+      multiply_last_rows<kParts>(product, o, begins);
     }
   }
 }
@@ -163,6 +165,25 @@ FOVEA_AMX_INLINE void Pass<kForm, kParts>::end_turn(int64_t turn, float* last_sc
   }
 }
 
+/// The weights of a strip, beside the scores of the next strip and the values of the turn before.
+template <int kForm, int kParts>
+template <int kPairs, int kBeside>
+FOVEA_AMX_INLINE void Pass<kForm, kParts>::weigh_strip(int64_t key, Weights& w) {
+  const int64_t turn = key & -turn_, next = key + kStrip;
+  // Scores come first: they are ready, and stored, before the next strip reads them.
+  if (next < end_) {
+    score<kPairs, kBeside>(next, in_tiles_ ? &pending_ : nullptr, w);
+    pending_ = scores_at(scores_of_strip(next));
+    in_tiles_ = true;
+  }
+  if (turn > first_) {
+    add_values<kPairs, kBeside>(turn - turn_, (key - begin_of(turn)) / kStrip, strips_of(turn), w);
+    has_o_ = true;
+  }
+  if (pending_.column[0] == scores_of_strip(next)) store_pending();
+  weigh_rest<kBeside, kParts>(w);
+}
+
 template <int kForm, int kParts>
 template <int kPairs>
 FOVEA_AMX void Pass<kForm, kParts>::run() {
@@ -172,29 +193,29 @@ FOVEA_AMX void Pass<kForm, kParts>::run() {
   score<0, kForm>(first_, nullptr, w);
   store(scores_at(scores_of_strip(first_)));
   for (int64_t key = first_; key < end_; key += kStrip) {
-    const int64_t turn = key & -turn_, next = key + kStrip;
+    const int64_t next = key + kStrip;
     begin_strip(key, w);
     // Some time before tiles load them.
     if constexpr ((kForm & kFetched) != 0) {
       if (next < end_) add_elements(next);
     }
-    // Scores come first: they are ready, and stored, before the next strip reads them.
-    if (next < end_) {
-      score<kPairs, kForm>(next, in_tiles_ ? &pending_ : nullptr, w);
-      pending_ = scores_at(scores_of_strip(next));
-      in_tiles_ = true;
+    // A test of a bit takes as long as an operation of the softmax: most strips of blocks that are seen in part need none.
+    if ((kForm & kMasked) != 0 && sees_all(w)) {
+      weigh_strip<kPairs, kForm & ~kMasked>(key, w);
+    } else {
+      weigh_strip<kPairs, kForm>(key, w);
     }
-    if (turn > first_) add_values<kPairs>(turn - turn_, (key - begin_of(turn)) / kStrip, strips_of(turn), w);
-    if (pending_.column[0] == scores_of_strip(next)) store_pending();
-    weigh_rest<kForm, kParts>(w);
     drop(key);
     // GCC does not know that a tile load reads memory.
     std::atomic_signal_fence(std::memory_order_seq_cst);
-    if ((next & (turn_ - 1)) == 0 || next >= end_) end_turn(turn, scores_of_strip(key), w);
+    if ((next & (turn_ - 1)) == 0 || next >= end_) end_turn(key & -turn_, scores_of_strip(key), w);
   }
-  add_values<kPairs>((end_ - 1) & -turn_, 0, 1, w);
+  add_values<kPairs, kForm>((end_ - 1) & -turn_, 0, 1, w);
   store_pending();
-  for (size_t x = 0; x < 2; ++x) _mm512_storeu_ps(columns_[x].row_sum, total_[x]);
+  for (size_t x = 0; x < 2; ++x) {
+    _mm512_storeu_ps(columns_[x].row_sum, total_[x]);
+    columns_[x].fresh = false;
+  }
 }
 
 }  // namespace amx
@@ -290,54 +311,34 @@ int64_t steepest_strip(const AttendKeys& keys, const Column& column) {
   return best;
 }
 
-/// Whether a row of either column sees a key of the strip.
-FOVEA_AMX bool sees_some(const Columns& columns, int64_t strip) {
-  __m512i any = _mm512_setzero_si512();
-  for (const Column& column : columns) {
-    if (column.seen == nullptr) return true;
-    any = _mm512_or_si512(any, _mm512_loadu_si512(column.seen + strip * kPanel));
-  }
-  return _mm512_test_epi32_mask(any, any) != 0;
+/// O of a column that is not there yet becomes 0.
+FOVEA_AMX void clear(const AttendKeys& keys, Column& column) {
+  for (int64_t row = 0; row < keys.columns; ++row)
+    _mm512_storeu_ps(column.o + row * column.o_stride, _mm512_setzero_ps());
+  column.fresh = false;
 }
 
-/// Two columns against a run, as rows. Holes are not left out: what is added to O at the end of a pass must not depend on neighbouring queries.
-FOVEA_AMX void attend_rows(const AttendKeys& keys, Columns& columns) {
-  const auto sees = [&](int64_t key) { return sees_some(columns, (key - keys.first) / kStrip); };
-  int64_t begin = std::max(keys.first, std::min(columns[0].any.begin, columns[1].any.begin)) & -kStrip;
-  int64_t end = std::min(keys.end, std::max(columns[0].any.end, columns[1].any.end));
-  while (begin < end && !sees(begin)) begin += kStrip;
-  while (begin < end && !sees((end - 1) & -kStrip)) end = (end - 1) & -kStrip;
-  if (begin < end) RowPass(keys, columns, {begin, end}).attend();
-}
-
-/// Two columns against a run. Strips that neither sees are left out, but for those inside of a turn, whose weights are added up together.
+/// Two columns against a run.
 FOVEA_AMX void attend_columns(const AttendKeys& keys, Columns& columns, float* scratch) {
-  if (keys.by_rows) return attend_rows(keys, columns);
+  if (keys.by_rows) return RowPass(keys, columns).attend();
   static constexpr decltype(&steps_of<1>) kStepsOfParts[] = {steps_of<1>, steps_of<2>, steps_of<3>};
   const bool masked = columns[0].seen != nullptr || columns[1].seen != nullptr;
-  const bool added = columns[0].distance != nullptr || columns[0].elements != nullptr;
-  const Steps& steps = kStepsOfParts[keys.parts - 1](masked, added, columns[0].elements != nullptr);
+  const bool fetched = columns[0].elements != nullptr, added = columns[0].distance != nullptr || fetched;
+  const Steps& steps = kStepsOfParts[keys.parts - 1](masked, added, fetched);
+  // Both begin from zero, or none does.
+  for (Column& column : columns) {
+    if (column.fresh && !(columns[0].fresh && columns[1].fresh)) clear(keys, column);
+  }
   if (added) {
     const int64_t strip[2] = {steepest_strip(keys, columns[0]), steepest_strip(keys, columns[1])};
     const bool both = strip[0] == strip[1];
     if (strip[0] >= 0) steps.look_ahead(keys, columns, scratch, strip[0], {true, both});
     if (strip[1] >= 0 && !both) steps.look_ahead(keys, columns, scratch, strip[1], {false, true});
   }
-  const int64_t turn = turn_of(keys.columns, keys.parts);
-  const int64_t end = std::min(keys.end, std::max(columns[0].any.end, columns[1].any.end));
-  int64_t key = std::max(keys.first, std::min(columns[0].any.begin, columns[1].any.begin)) & -kStrip;
-  while (key < end) {
-    const auto sees = [&](int64_t at) { return !masked || sees_some(columns, (at - keys.first) / kStrip); };
-    if (!sees(key)) {
-      key += kStrip;
-      continue;
-    }
-    // A strip without a key that is seen takes less time than to end and begin again.
-    int64_t last = key + kStrip, skipped = 0;
-    for (; last < end && (skipped < 2 || last % turn != 0); last += kStrip)
-      skipped = sees(last) ? 0 : skipped + 1;
-    steps.attend(keys, columns, scratch, {key, std::min(end, last - skipped * kStrip)});
-    key = last;
+  for_each_range(keys, columns, turn_of(keys.columns, keys.parts),
+                 [&](const tile::Range& range) { steps.attend(keys, columns, scratch, range); });
+  for (Column& column : columns) {
+    if (column.fresh) clear(keys, column);
   }
 }
 
@@ -354,8 +355,8 @@ FOVEA_AMX void attend_amx(const AttendKeys& keys, const AttendPanel* panels, int
       columns[waiting++] = {panel.queries + v,
                             panel.row_max + v,
                             panel.row_sum + v,
-                            panel.o + v,
-                            kPanel,
+                            keys.by_rows ? panel.o + v * keys.row_of_o : panel.o + v,
+                            keys.by_rows ? keys.row_of_o : kPanel,
                             panel.begin + v,
                             panel.end + v,
                             panel.any,
@@ -369,13 +370,17 @@ FOVEA_AMX void attend_amx(const AttendKeys& keys, const AttendPanel* panels, int
                             panel.factors == nullptr ? nullptr : panel.factors + v,
                             panel.dtype,
                             panel.seen == nullptr ? nullptr : panel.seen + v,
-                            panel.query_rows == nullptr ? nullptr : panel.query_rows + v};
+                            panel.seen_strips,
+                            v / static_cast<int>(kSeenColumns) * static_cast<int>(kAttendKeys / kSeenKeys),
+                            panel.query_rows == nullptr ? nullptr : panel.query_rows + v,
+                            panel.fresh};
       if (waiting == 2) attend_columns(keys, columns, scratch);
       waiting %= 2;
     }
   }
   if (waiting == 1) {
     columns[1] = shadow_of(columns[0], scratch + kAttendScratch - 3 * kTile);
+    if (keys.by_rows) columns[1].o = nullptr;
     attend_columns(keys, columns, scratch);
   }
   _tile_release();

@@ -35,7 +35,7 @@ static_assert(kSeenKeys == kStrip);
 struct Column {
   const float* queries;  ///< words at row stride kPanel
   float *row_max, *row_sum;
-  float* o;
+  float* o;  ///< of rows: null where nobody asks
   int64_t o_stride;
   const int32_t *begin, *end;
   tile::Range any, all;
@@ -47,13 +47,61 @@ struct Column {
   const float* factors;
   DType dtype;
   const uint32_t* seen;  ///< at row stride kPanel
+  const uint32_t* strips;
+  int strips_bit;  ///< the first of this column
   const char* const* rows;
+  bool fresh;  ///< O is not there yet; of lanes
 };
 using Columns = std::array<Column, 2>;
 
 /// As many strips as O has blocks of rows, so that each goes beside one of them; P of two turns has to stay in the first-level cache.
 constexpr int64_t turn_of(int64_t columns, int parts) {
   return columns > 3 * kStrip && parts == 1 ? kMostTurn : kMostTurn / 2;
+}
+
+/// What the words of a strip sum up to, by `sees`: bit 0, some row sees a key of it, kSeenAll, all see all of it. Words are known of the keys that
+/// some row sees, and between them.
+inline uint32_t strip_of(const AttendKeys& keys, const Column& column, int64_t key) {
+  if (column.seen == nullptr) return 1 | uint32_t{1} << kSeenAll;
+  if (key + kStrip <= column.any.begin || column.any.end <= key) return 0;
+  const int64_t at = key - keys.first;
+  return column.strips[at / kAttendKeys] >> (column.strips_bit + at / kStrip % (kAttendKeys / kStrip));
+}
+
+/// Which keys of a strip the rows of a column see by `sees`, a bit for each.
+FOVEA_AMX_INLINE __m512i words_of_strip(const AttendKeys& keys, const Column& column, int64_t key) {
+  const uint32_t strip = strip_of(keys, column, key);
+  if ((strip & 1) == 0) return _mm512_setzero_si512();
+  if ((strip >> kSeenAll & 1) != 0) return _mm512_set1_epi32(-1);
+  return _mm512_loadu_si512(column.seen + (key - keys.first) / kSeenKeys * kPanel);
+}
+
+/// Whether a row of either column sees a key of the strip.
+inline bool sees_some(const AttendKeys& keys, const Columns& columns, int64_t key) {
+  return ((strip_of(keys, columns[0], key) | strip_of(keys, columns[1], key)) & 1) != 0;
+}
+
+/// Calls visit(range) for neighbouring strips of a run. Those that neither column sees are left out, but for those inside of a turn, whose weights
+/// are added up together: what a row adds up must not depend on its neighbours.
+template <class Visit>
+FOVEA_AMX inline void for_each_range(const AttendKeys& keys, const Columns& columns, int64_t turn,
+                                     const Visit& visit) {
+  const bool masked = columns[0].seen != nullptr || columns[1].seen != nullptr;
+  const auto sees = [&](int64_t at) { return !masked || sees_some(keys, columns, at); };
+  const int64_t end = std::min(keys.end, std::max(columns[0].any.end, columns[1].any.end));
+  int64_t key = std::max(keys.first, std::min(columns[0].any.begin, columns[1].any.begin)) & -kStrip;
+  while (key < end) {
+    if (!sees(key)) {
+      key += kStrip;
+      continue;
+    }
+    // A strip without a key that is seen takes less time than to end and begin again.
+    int64_t last = key + kStrip, skipped = 0;
+    for (; last < end && (skipped < 2 || last % turn != 0); last += kStrip)
+      skipped = sees(last) ? 0 : skipped + 1;
+    visit(tile::Range{key, std::min(end, last - skipped * kStrip)});
+    key = last;
+  }
 }
 
 /// Two columns against neighbouring strips of a run, all of whose keys are in the range.
@@ -70,7 +118,8 @@ class Pass {
         pairs_(reinterpret_cast<uint32_t*>(added_ + kStrip * kWidth)),
         turn_(turn_of(keys.columns, kParts)),
         first_(range.begin),
-        end_(range.end) {
+        end_(range.end),
+        has_o_(!columns[0].fresh) {
     for (size_t x = 0; x < 2; ++x) {
       total_[x] = _mm512_loadu_ps(columns[x].row_sum);
       if constexpr ((kForm & kFetched) != 0) {
@@ -148,11 +197,18 @@ class Pass {
   FOVEA_AMX void raise(const __m512* top, const __mmask16* rose);
   FOVEA_AMX void drop(int64_t key) const;
   FOVEA_AMX bool rose_too_far(const Weights& w) const;
+  /// Of a strip whose terms are set.
+  FOVEA_AMX bool sees_all(const Weights& w) const {
+    const __m512i both = _mm512_and_si512(w.seen[0], w.seen[1]);
+    return _mm512_cmpneq_epi32_mask(both, _mm512_set1_epi32(-1)) == 0;
+  }
   FOVEA_AMX void score_again(int64_t key, float* scores, Weights& w);
   FOVEA_AMX void weigh_again(int64_t turn, float* scores, __m512* sum);
   FOVEA_AMX void begin_strip(int64_t key, Weights& w);
-  template <int kPairs>
+  template <int kPairs, int kBeside>
   FOVEA_AMX void add_values(int64_t turn, int64_t part, int64_t parts, Weights& w);
+  template <int kPairs, int kBeside>
+  FOVEA_AMX void weigh_strip(int64_t key, Weights& w);
   FOVEA_AMX void end_turn(int64_t turn, float* last_scores, Weights& w);
   FOVEA_AMX void store_pending() {
     if (in_tiles_) store(pending_);
@@ -169,6 +225,7 @@ class Pass {
   __m512 offset_[2];    ///< 1/2 - m
   __m512 total_[2];     ///< of the weights of whole turns
   bool fresh_ = false;  ///< some row has seen no key yet
+  bool has_o_;  ///< O is there: not before the values of a turn are added to one that begins from zero
   Accumulators pending_;
   bool in_tiles_ = false;  ///< the accumulators of pending_ are still in the tiles
   const void* elements_[kWidth];
@@ -269,11 +326,7 @@ FOVEA_AMX_INLINE void Pass<kForm, kParts>::set_terms(int64_t key, float* scores,
   }
   if constexpr ((kForm & kMasked) != 0) {
     w.bit = kBits.bit;
-    for (size_t x = 0; x < 2; ++x) {
-      const uint32_t* seen = columns_[x].seen;
-      w.seen[x] =
-          seen == nullptr ? _mm512_set1_epi32(-1) : _mm512_loadu_si512(seen + at / kSeenKeys * kPanel);
-    }
+    for (size_t x = 0; x < 2; ++x) w.seen[x] = words_of_strip(keys_, columns_[x], key);
   }
 }
 

@@ -1,17 +1,16 @@
-// The step of attend_amx.cpp with queries as rows, where elements of bfloat16 are added to scores: rows of them lie as rows of scores do then,
-// and nothing is transposed for each pair.
+// The step of attend_amx.cpp with queries as rows, where elements of bfloat16 are added to scores: rows of them lie as rows of scores do
+// then, and nothing is transposed for each pair, nor are queries and results.
 //
 //   S = Q K^T,  P = exp2(factor * S + elements - m),  O += P V        beside each other, as in a Pass
 //
 // Q and P are the left operands, rows of tiles; columns of K and pairs of rows of V the right ones (AttendKeys::by_rows). O of a run begins from
-// zero and is added to the panel's, transposed, at its end: 512 shuffles at head size 64, beside 32 strips of 1,000 operations.
+// zero and is added to the panel's at its end.
 //
 // The reference m of a row is an earlier maximum, or that of the first strip of which it sees a key. Where the sum of the weights of a run comes to
 // 2^60, its rows take their true maximum, and the run is done again: numbers of float32 and bfloat16 have room until then.
 #pragma once
 
 #include "cpu/attend_amx_pass.hpp"
-#include "cpu/transpose_words.hpp"
 
 #if defined(__x86_64__) && defined(__linux__)
 
@@ -21,31 +20,53 @@ namespace fovea::cpu::amx {
 
 inline constexpr float kLargestRowSum = 0x1p60f;
 
-/// Two columns of 16 queries against neighbouring strips of a run.
+/// Number i is what `op` makes of the 16 lanes of r[i].
+template <class Op>
+FOVEA_AMX_INLINE __m512 of_lanes(const __m512* r, Op op) {
+  __m512 fours[4];
+#pragma GCC unroll 4
+  for (int i = 0; i < 4; ++i) {
+    const __m512 *row = r + 4 * i,
+                 a = op(_mm512_unpacklo_ps(row[0], row[1]), _mm512_unpackhi_ps(row[0], row[1])),
+                 b = op(_mm512_unpacklo_ps(row[2], row[3]), _mm512_unpackhi_ps(row[2], row[3]));
+    const __m512d x = _mm512_castps_pd(a), y = _mm512_castps_pd(b);
+    fours[i] = op(_mm512_castpd_ps(_mm512_unpacklo_pd(x, y)), _mm512_castpd_ps(_mm512_unpackhi_pd(x, y)));
+  }
+  const auto quarters = [&](__m512 a, __m512 b) __attribute__((always_inline)) FOVEA_AMX {
+    return op(_mm512_shuffle_f32x4(a, b, 0x88), _mm512_shuffle_f32x4(a, b, 0xdd));
+  };
+  return quarters(quarters(fours[0], fours[1]), quarters(fours[2], fours[3]));
+}
+
+/// Two columns of 16 queries against the strips of a run of which they see some.
 class RowPass {
  public:
-  FOVEA_AMX RowPass(const AttendKeys& keys, Columns& columns, tile::Range range);
+  FOVEA_AMX RowPass(const AttendKeys& keys, Columns& columns);
   FOVEA_AMX void attend();
 
  private:
   static constexpr int64_t kMostWords = kAttendRowSize / 2;
   static constexpr int64_t kMostTurnWords = kMostTurn / 2;
 
+  FOVEA_AMX void attend_ranges();
   template <int kPairs>
-  FOVEA_AMX void run();
+  FOVEA_AMX void run(const tile::Range& keys);
   FOVEA_AMX void clear();
   uint32_t rows_without_reference() const;
   FOVEA_AMX Product scores_of(int64_t key) const;
   FOVEA_AMX Product values_of(int64_t turn);
   FOVEA_AMX bool begin_strip(int64_t key, RowWeights& w);
+  FOVEA_AMX __m512i keys_seen(const Column& column, int64_t key) const;
   FOVEA_AMX bool look(int64_t key);
   template <int kPairs, int kForm>
   FOVEA_AMX void add_values(int64_t turn, int64_t part, int64_t parts, RowWeights& w);
   template <int kPairs, int kForm>
   FOVEA_AMX void weigh_strip(int64_t key, RowWeights& w);
+  template <int kForm>
+  FOVEA_AMX __m512 largest(const RowWeights& w, int64_t first_row) const;
   FOVEA_AMX void raise(const RowWeights& w, bool masked);
   FOVEA_AMX bool rose_too_far();
-  FOVEA_AMX void raise_to_largest();
+  FOVEA_AMX void raise_to_largest(const tile::Range& keys);
   FOVEA_AMX void finish();
   FOVEA_AMX void store_pending() {
     if (in_tiles_) store(pending_);
@@ -67,7 +88,7 @@ class RowPass {
 
   const AttendKeys& keys_;
   Columns& columns_;
-  int64_t turn_, first_, end_;
+  int64_t turn_, first_ = 0, end_ = 0;
   bool in_tiles_ = false;
   Accumulators pending_;
   uint32_t rising_ = 0;  ///< rows that take the largest score of a strip as their reference, if it is larger
@@ -78,8 +99,8 @@ class RowPass {
   alignas(64) uint32_t pairs_[2 * kWidth * kMostTurnWords];
 };
 
-FOVEA_AMX inline RowPass::RowPass(const AttendKeys& keys, Columns& columns, tile::Range range)
-    : keys_(keys), columns_(columns), turn_(turn_of(keys.columns, 1)), first_(range.begin), end_(range.end) {
+FOVEA_AMX inline RowPass::RowPass(const AttendKeys& keys, Columns& columns)
+    : keys_(keys), columns_(columns), turn_(turn_of(keys.columns, 1)) {
   for (int64_t row = 0; row < kWidth; ++row) {
     const Column& column = columns[static_cast<size_t>(row / kTile)];
     const int64_t lane = row % kTile;
@@ -110,58 +131,82 @@ inline FOVEA_AMX Product RowPass::values_of(int64_t turn) {
   return {pairs, turn_words(), {rows, rows + kTile}, keys_.columns, strips * kPairsOfStrip, 0, 0};
 }
 
-/// Finds out what rows see of a strip. False where that is all of it.
-inline FOVEA_AMX bool RowPass::look(int64_t key) {
-  bool all = true;
-  for (const Column& column : columns_)
-    all = all && column.seen == nullptr && column.all.begin <= key && key + kStrip <= column.all.end;
-  if (all) return false;
-  const auto below = [&](int64_t end) {
-    return static_cast<uint32_t>((uint64_t{1} << std::clamp<int64_t>(end - key, 0, kStrip)) - 1);
+/// Which keys of a strip rows of a column see, a bit for each.
+FOVEA_AMX_INLINE __m512i RowPass::keys_seen(const Column& column, int64_t key) const {
+  const __m512i all = _mm512_set1_epi32(-1);
+  const __m512i seen = words_of_strip(keys_, column, key);
+  if (column.all.begin <= key && key + kStrip <= column.all.end) return seen;
+  // Shifts by 32 and more leave nothing.
+  const auto from = [&](const int32_t* position) __attribute__((always_inline)) FOVEA_AMX {
+    const __m512i at =
+        _mm512_sub_epi32(_mm512_loadu_si512(position), _mm512_set1_epi32(static_cast<int>(key)));
+    return _mm512_sllv_epi32(all, _mm512_max_epi32(at, _mm512_setzero_si512()));
   };
-  const int64_t word = (key - keys_.first) / kSeenKeys * kPanel;
+  return _mm512_and_si512(seen, _mm512_andnot_si512(from(column.end), from(column.begin)));
+}
+
+/// Finds out what rows see of a strip. False where that is all of it.
+FOVEA_AMX_INLINE bool RowPass::look(int64_t key) {
+  const __m512i upper = keys_seen(columns_[0], key), lower = keys_seen(columns_[1], key);
+  const __m512i all = _mm512_set1_epi32(-1);
+  if (_mm512_cmpneq_epi32_mask(_mm512_and_si512(upper, lower), all) == 0) return false;
+  alignas(64) uint32_t keys[kWidth];
+  _mm512_store_si512(keys, upper);
+  _mm512_store_si512(keys + kTile, lower);
   const __m512i even = _mm512_sllv_epi32(
       _mm512_set1_epi32(1), _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30));
   const __m512i odd = _mm512_slli_epi32(even, 1);
   for (int64_t row = 0; row < kWidth; ++row) {
-    const Column& column = columns_[static_cast<size_t>(row / kTile)];
-    const int64_t lane = row % kTile;
-    uint32_t keys = below(column.end[lane]) & ~below(column.begin[lane]);
-    if (column.seen != nullptr) keys &= column.seen[word + lane];
-    const __m512i bits = _mm512_set1_epi32(static_cast<int>(keys));
-    rows_[row].seen = {keys, _mm512_test_epi32_mask(bits, even), _mm512_test_epi32_mask(bits, odd)};
+    const __m512i bits = _mm512_set1_epi32(static_cast<int>(keys[row]));
+    rows_[row].seen = {keys[row], _mm512_test_epi32_mask(bits, even), _mm512_test_epi32_mask(bits, odd)};
   }
   return true;
 }
 
-/// Rows that rise take the largest score of the strip as their reference, if it is larger.
-inline FOVEA_AMX __attribute__((noinline)) void RowPass::raise(const RowWeights& w, bool masked) {
+/// The largest scores of 16 rows from `first_row` on in a strip, in units of log2.
+template <int kForm>
+FOVEA_AMX_INLINE __m512 RowPass::largest(const RowWeights& w, int64_t first_row) const {
   const __m512 lowest = _mm512_set1_ps(-kInfinity), zero = _mm512_setzero_ps();
-  for (int64_t i = 0; i < kWidth; ++i) {
-    if ((rising_ >> i & 1) == 0) continue;
-    WeightRow& row = rows_[i];
-    const float* scores = w.scores + i * kWidth;
-    Two t =
-        masked ? logarithms_of<kMasked>(w, row, scores, zero) : logarithms_of<kPlain>(w, row, scores, zero);
-    if (masked) {
+  __m512 top[kTile];
+#pragma GCC unroll 16
+  for (int64_t i = 0; i < kTile; ++i) {
+    const WeightRow& row = rows_[first_row + i];
+    Two t = logarithms_of<kForm>(w, row, w.scores + (first_row + i) * kWidth, zero);
+    if constexpr ((kForm & kMasked) != 0) {
       t.even = _mm512_mask_mov_ps(lowest, row.seen.even, t.even);
       t.odd = _mm512_mask_mov_ps(lowest, row.seen.odd, t.odd);
     }
-    row.reference = std::max(row.reference, _mm512_reduce_max_ps(_mm512_max_ps(t.even, t.odd)));
-    set_offset(row);
+    top[i] = _mm512_max_ps(t.even, t.odd);
+  }
+  return of_lanes(
+      top, [](__m512 a, __m512 b) __attribute__((always_inline)) FOVEA_AMX { return _mm512_max_ps(a, b); });
+}
+
+/// Rows that rise take the largest score of the strip as their reference, if it is larger.
+FOVEA_AMX inline __attribute__((noinline)) void RowPass::raise(const RowWeights& w, bool masked) {
+  for (int64_t first = 0; first < kWidth; first += kTile) {
+    if ((rising_ >> first & 0xffff) == 0) continue;
+    alignas(64) float top[kTile];
+    _mm512_store_ps(top, masked ? largest<kMasked>(w, first) : largest<kPlain>(w, first));
+    for (int64_t i = 0; i < kTile; ++i) {
+      if ((rising_ >> (first + i) & 1) == 0) continue;
+      WeightRow& row = rows_[first + i];
+      row.reference = std::max(row.reference, top[i]);
+      set_offset(row);
+    }
   }
 }
 
 /// Brings the scores of a strip from the tiles to the weights. Whether some are masked.
 FOVEA_AMX_INLINE bool RowPass::begin_strip(int64_t key, RowWeights& w) {
-  // Rows a page apart meet in one set of the first-level cache, so lines come to the second.
-  const int64_t at = 2 * (key - keys_.first), to = at + 2 * kFetchedStrips * kStrip,
-                all = 2 * (keys_.end - keys_.first);
-  const int64_t next_rows = rows_[1].elements - rows_[0].elements;
   w.scores = scores_of_strip(key);
   w.pairs = pairs_of(key);
   w.left = kPairsOfStrip;
   w.row = rows_;
+  // Rows a page apart meet in one set of the first-level cache, so lines come to the second.
+  const int64_t at = 2 * (key - keys_.first), to = at + 2 * kFetchedStrips * kStrip,
+                all = 2 * (keys_.end - keys_.first);
+  const int64_t next_rows = rows_[1].elements - rows_[0].elements;
   w.at = at;
   w.ahead = to < all ? to : to - all + kWidth * next_rows;
   const bool masked = look(key);
@@ -198,7 +243,7 @@ inline uint32_t RowPass::rows_without_reference() const {
   return rows;
 }
 
-inline FOVEA_AMX void RowPass::clear() {
+FOVEA_AMX inline void RowPass::clear() {
   std::fill_n(o_, kWidth * keys_.columns, 0.0f);
   for (WeightRow& row : rows_) {
     std::fill_n(row.sum, kTile, 0.0f);
@@ -227,8 +272,9 @@ FOVEA_AMX_INLINE void RowPass::weigh_strip(int64_t key, RowWeights& w) {
 }
 
 template <int kPairs>
-FOVEA_AMX void RowPass::run() {
-  clear();
+FOVEA_AMX void RowPass::run(const tile::Range& keys) {
+  first_ = keys.begin;
+  end_ = keys.end;
   RowWeights w{};
   w.factor = _mm512_set1_ps(keys_.factor);
   w.pairs_stride = turn_words();
@@ -248,7 +294,7 @@ FOVEA_AMX void RowPass::run() {
 }
 
 /// Whether the sums of some rows leave no room; those rise.
-inline FOVEA_AMX bool RowPass::rose_too_far() {
+FOVEA_AMX inline bool RowPass::rose_too_far() {
   rising_ = 0;
   for (int64_t row = 0; row < kWidth; ++row) {
     const __m512 sum = _mm512_load_ps(rows_[row].sum);
@@ -259,10 +305,10 @@ inline FOVEA_AMX bool RowPass::rose_too_far() {
 }
 
 /// The references of those rows become their largest scores.
-inline FOVEA_AMX void RowPass::raise_to_largest() {
+FOVEA_AMX inline void RowPass::raise_to_largest(const tile::Range& keys) {
   RowWeights w{};
   w.factor = _mm512_set1_ps(keys_.factor);
-  for (int64_t key = first_; key < end_; key += kStrip) {
+  for (int64_t key = keys.begin; key < keys.end; key += kStrip) {
     multiply<0, kPlain, 1, Of::kScores>(scores_of(key), nullptr, nullptr, w);
     store(scores_at(key));
     w.scores = scores_of_strip(key);
@@ -272,49 +318,57 @@ inline FOVEA_AMX void RowPass::raise_to_largest() {
 }
 
 /// Adds the run to the panel's rows.
-inline FOVEA_AMX void RowPass::finish() {
+FOVEA_AMX inline void RowPass::finish() {
   const __m512 half = _mm512_set1_ps(0.5f);
   for (int64_t x = 0; x < 2; ++x) {
     const Column& column = columns_[static_cast<size_t>(x)];
-    alignas(64) float references[kTile];
-    for (int64_t lane = 0; lane < kTile; ++lane) references[lane] = rows_[x * kTile + lane].reference;
+    if (column.o == nullptr) continue;
+    alignas(64) float references[kTile], alphas[kTile];
+    __m512 sums[kTile];
+#pragma GCC unroll 16
+    for (int64_t lane = 0; lane < kTile; ++lane) {
+      const WeightRow& row = rows_[x * kTile + lane];
+      references[lane] = row.reference;
+      sums[lane] = _mm512_load_ps(row.sum);
+    }
     const __m512 before = _mm512_loadu_ps(column.row_max), now = _mm512_load_ps(references);
     // Rows that had seen no key have nothing to bring along.
     const __mmask16 old = _mm512_cmp_ps_mask(before, _mm512_set1_ps(-kInfinity), _CMP_NEQ_UQ);
     const __mmask16 raised = _mm512_mask_cmp_ps_mask(old, before, now, _CMP_NEQ_UQ);
     const __m512 alpha = _mm512_mask_mov_ps(_mm512_set1_ps(1.0f), raised,
                                             exp2_of<1>(_mm512_add_ps(_mm512_sub_ps(before, now), half)));
+    const __m512 sum = of_lanes(
+        sums,
+        [](__m512 a, __m512 b) __attribute__((always_inline)) FOVEA_AMX { return _mm512_add_ps(a, b); });
     _mm512_storeu_ps(column.row_max, now);
-    __m512i r[kTile];
-    const auto transposed = [&](const float* from, int64_t stride) __attribute__((always_inline)) FOVEA_AMX {
-#pragma GCC unroll 16
-      for (int64_t i = 0; i < kTile; ++i) r[i] = _mm512_loadu_si512(from + i * stride);
-      transpose_words(r);
-    };
-    transposed(rows_[x * kTile].sum, sizeof(WeightRow) / sizeof(float));
-    __m512 sum = _mm512_setzero_ps();
-    for (const __m512i& lane : r) sum = _mm512_add_ps(sum, _mm512_castsi512_ps(lane));
     _mm512_storeu_ps(column.row_sum, _mm512_fmadd_ps(_mm512_loadu_ps(column.row_sum), alpha, sum));
-    for (int64_t c = 0; c < keys_.columns; c += kTile) {
-      transposed(o_ + x * kTile * keys_.columns + c, keys_.columns);
-      const int64_t count = std::min(kTile, keys_.columns_of_o - c);
-#pragma GCC unroll 16
-      for (int64_t i = 0; i < kTile; ++i) {
-        if (i >= count) break;
-        float* o = column.o + (c + i) * column.o_stride;
-        _mm512_storeu_ps(o, _mm512_fmadd_ps(_mm512_loadu_ps(o), alpha, _mm512_castsi512_ps(r[i])));
-      }
+    _mm512_store_ps(alphas, alpha);
+    for (int64_t lane = 0; lane < kTile; ++lane) {
+      const __mmask16 brings = (old >> lane & 1) != 0 ? 0xffff : 0;
+      const __m512 factor = _mm512_set1_ps(alphas[lane]);
+      const float* from = o_ + (x * kTile + lane) * keys_.columns;
+      float* to = column.o + lane * column.o_stride;
+      for (int64_t c = 0; c < column.o_stride; c += kTile)
+        _mm512_storeu_ps(to + c, _mm512_fmadd_ps(_mm512_maskz_loadu_ps(brings, to + c), factor,
+                                                 _mm512_loadu_ps(from + c)));
     }
   }
 }
 
-inline FOVEA_AMX void RowPass::attend() {
+FOVEA_AMX inline void RowPass::attend_ranges() {
   // Steps of tiles beside which the weights of a strip are made, as in attend_strips().
   const bool many = keys_.words / kTile + keys_.columns / kStrip >= kPairsOfStrip / 2;
-  many ? run<2>() : run<4>();
+  for_each_range(keys_, columns_, turn_,
+                 [&](const tile::Range& range) { many ? run<2>(range) : run<4>(range); });
+}
+
+FOVEA_AMX inline void RowPass::attend() {
+  clear();
+  attend_ranges();
   if (rose_too_far()) {
-    raise_to_largest();
-    many ? run<2>() : run<4>();
+    for_each_range(keys_, columns_, turn_, [&](const tile::Range& range) { raise_to_largest(range); });
+    clear();
+    attend_ranges();
   }
   finish();
 }

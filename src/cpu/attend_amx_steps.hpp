@@ -371,13 +371,18 @@ FOVEA_AMX_INLINE void multiply(const Product& p, const Accumulators* before, con
     steps_of_parts<kPairs, kForm, kParts, of, 0>(p, word, w);
 }
 
-/// O^T += V^T P^T for the last 16 rows of O, where they are an odd number of blocks.
+/// O^T += V^T P^T, or without what was there, for the last 16 rows of O, where they are an odd number of blocks.
 template <int kParts>
-FOVEA_AMX inline void multiply_last_rows(const Product& p, const Accumulators& o) {
+FOVEA_AMX inline void multiply_last_rows(const Product& p, const Accumulators& o, bool from_zero) {
   const auto left = static_cast<size_t>(p.left_stride * 4), right = static_cast<size_t>(p.right_stride * 4);
   const Accumulators &from = o, &to = o;
-  FOVEA_LOAD(0, 0, 0);
-  FOVEA_LOAD(1, 0, 1);
+  if (from_zero) {
+    _tile_zero(0);
+    _tile_zero(1);
+  } else {
+    FOVEA_LOAD(0, 0, 0);
+    FOVEA_LOAD(1, 0, 1);
+  }
   for (int64_t word = 0; word < p.words; word += kTile) {
     for (const PartPair part : part_pairs<kParts, Of::kValues>()) {
       const int64_t column = part.right * p.right_part + word * p.right_stride;

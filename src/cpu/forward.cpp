@@ -27,50 +27,75 @@ using namespace forward_pass;
 
 namespace forward_pass {
 
+namespace {
+
+/// How rows of a panel end.
+struct PanelEnds {
+  alignas(64) float maxima[kPanel], sums[kPanel];
+  alignas(64) float factors[kPanel];  ///< of O
+  alignas(64) float lse[kPanel];
+};
+
+/// The sink of a head is one more score of each of its rows, without a value.
+void add_sinks(const Group& group, const Lanes& lanes, const float* sinks, PanelEnds& ends) {
+  const int64_t stride = (*group.problem)[Role::kSink].stride[0];
+  for (int x = 0; x < lanes.count; ++x) {
+    const float sink = sinks[lanes.head[x] * stride] * kLog2e, maximum = ends.maxima[x];
+    const float raised = std::max(maximum, sink);
+    const float subtract = raised == -std::numeric_limits<float>::infinity() ? 0.0f : raised;
+    const float factor = std::exp2(maximum - subtract);
+    ends.sums[x] = ends.sums[x] * factor + std::exp2(sink - subtract);
+    ends.factors[x] *= factor;
+    ends.maxima[x] = raised;
+  }
+}
+
+PanelEnds ends_of(const Ops& ops, const Group& group, const Lanes& lanes, const Partial& result) {
+  const AttentionProblem& p = *group.problem;
+  PanelEnds ends;
+  std::copy_n(result.row_max, kPanel, ends.maxima);
+  std::copy_n(result.row_sum, kPanel, ends.sums);
+  std::fill_n(ends.factors, kPanel, keep_scale(p) * group.value_scale);
+  if (const auto* sinks = group.buffers->get<const float>(Role::kSink)) add_sinks(group, lanes, sinks, ends);
+  ops.end_rows(ends.maxima, ends.sums, kPanel, ends.factors, ends.lse);
+  return ends;
+}
+
+void write_lse(const Group& group, const Lanes& lanes, const PanelEnds& ends) {
+  const TensorDesc& t = (*group.problem)[Role::kLse];
+  auto* to = reinterpret_cast<float*>(
+      stats_of(*group.problem, *group.buffers, Role::kLse, group.batch, 0, group.span.row_q).data);
+  for (int x = 0; x < lanes.count; ++x)
+    to[lanes.head[x] * t.stride[1] + lanes.query[x] * t.stride[2]] = ends.lse[x];
+}
+
+}  // namespace
+
 void write_panel(const Staging& s, const Group& group, const Lanes& lanes, const Partial& result,
                  float* rows) {
   const AttentionProblem& p = *group.problem;
   const DType o_type = p[Role::kO].dtype;
-  const auto* sinks = group.buffers->get<const float>(Role::kSink);
-  const float scale = keep_scale(p) * group.value_scale;
-  alignas(64) float factors[kPanel] = {};
+  const PanelEnds ends = ends_of(*s.ops, group, lanes, result);
+  if (p.has(Role::kLse)) write_lse(group, lanes, ends);
   char* outputs[kPanel];
-  const bool has_lse = p.has(Role::kLse);
   const HeadRows rows_of_o = group.head_rows(Role::kO);
-  for (int x = 0; x < lanes.count; ++x) {
-    float maximum = result.row_max[x], sum = result.row_sum[x], factor = 1.0f;
-    if (sinks != nullptr) {
-      const float sink = sinks[lanes.head[x] * p[Role::kSink].stride[0]] * kLog2e;
-      const float raised = std::max(maximum, sink);
-      const float subtract = raised == -std::numeric_limits<float>::infinity() ? 0.0f : raised;
-      factor = std::exp2(maximum - subtract);
-      sum = sum * factor + std::exp2(sink - subtract);
-      maximum = raised;
-    }
-    const bool empty = sum == 0.0f;
-    factors[x] = empty ? 0.0f : scale * factor / sum;
-    outputs[x] = rows_of_o.row(lanes.query[x], lanes.head[x]);
-    if (has_lse) {
-      auto* lse = reinterpret_cast<float*>(stats_of(p, *group.buffers, Role::kLse, group.batch, lanes.head[x],
-                                                    group.span.row_q + lanes.query[x])
-                                               .data);
-      *lse = empty ? -std::numeric_limits<float>::infinity() : kLn2 * (maximum + std::log2(sum));
-    }
-  }
+  for (int x = 0; x < lanes.count; ++x) outputs[x] = rows_of_o.row(lanes.query[x], lanes.head[x]);
   if (result.rows > 0) {
+    if (s.ops->write_rows != nullptr && o_type == DType::kBF16)
+      return s.ops->write_rows(result.o, s.padded_dv, s.d_v, ends.factors, lanes.count, outputs);
     rows = result.o;
   } else {
     if (s.ops->write_lanes != nullptr && o_type == DType::kBF16)
-      return s.ops->write_lanes(result.o, s.d_v, factors, lanes.count, outputs);
+      return s.ops->write_lanes(result.o, s.d_v, ends.factors, lanes.count, outputs);
     // Whole vectors of four lanes: lanes past the last row are not read.
     s.ops->transpose(result.o, kPanel, s.d_v, round_up(lanes.count, 4), rows, s.padded_dv);
   }
   for (int x = 0; x < lanes.count; ++x) {
     float* values = rows + x * s.padded_dv;
-    if (factors[x] == 0.0f) {
+    if (ends.factors[x] == 0.0f) {
       std::fill_n(values, s.d_v, 0.0f);
     } else {
-      for (int64_t c = 0; c < s.d_v; ++c) values[c] *= factors[x];
+      for (int64_t c = 0; c < s.d_v; ++c) values[c] *= ends.factors[x];
     }
     s.ops->from_float(values, s.d_v, o_type, outputs[x]);
   }
@@ -201,6 +226,9 @@ class Forward final : public Prepared {
         staging_(p, ops),
         schedule_(p, ops, options),
         programs_(p, schedule_.row_path),
+        result_rows_(RowBlocks(staging_, programs_, p.dropout > 0).present && !schedule_.row_path
+                         ? kPanel
+                         : schedule_.few_rows()),
         num_threads_(threads_for(options, schedule_)),
         shared_(p, staging_, schedule_, programs_),
         shared_seen_(p, ops, programs_),
@@ -233,8 +261,7 @@ class Forward final : public Prepared {
     return {memory, problem_, staging_, schedule_, programs_};
   }
   Partial panel_of(float* partials, int64_t x) const {
-    const int64_t rows = schedule_.few_rows();
-    return {partials + x * Partial::size(staging_, rows), rows};
+    return {partials + x * Partial::size(staging_, result_rows_), result_rows_};
   }
   /// What threads make for each other.
   struct Shared {
@@ -266,6 +293,7 @@ class Forward final : public Prepared {
   Staging staging_;
   Schedule schedule_;
   PairPrograms programs_;
+  int64_t result_rows_;  ///< of a result whose O lies in rows; 0: in lanes
   int num_threads_;
   SharedBlocks shared_;     ///< without memory
   SharedSeen shared_seen_;  ///< the same

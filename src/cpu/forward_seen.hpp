@@ -21,18 +21,27 @@ inline constexpr int64_t kBlockWords = kBlockKeys / kSeenKeys * kPanel;
 /// Of panels and blocks, those of a panel one behind the other.
 struct SeenTable {
   Seen* seen = nullptr;
-  uint32_t* words = nullptr;  ///< null: not wanted. Of a panel that sees all or nothing they are not known.
-  int64_t blocks = 0;         ///< from one panel to the next
+  /// Null: not wanted. Those of a panel that sees all or nothing are not known, nor those of blocks before the first of which it sees some, and
+  /// behind the last.
+  uint32_t* words = nullptr;
+  uint32_t* strips = nullptr;  ///< of blocks whose words are known, what they sum up to
+  int64_t blocks = 0;          ///< from one panel to the next
 
   Seen& seen_of(int64_t panel, int64_t block) const { return seen[panel * blocks + block]; }
   uint32_t* words_of(int64_t panel, int64_t block) const {
     return words + (panel * blocks + block) * kBlockWords;
   }
+  uint32_t* strips_of(int64_t panel, int64_t block) const { return strips + panel * blocks + block; }
+  /// Sums up the words that are known.
+  void sum_up(int64_t panel, int64_t count) const;
   SeenTable from(int64_t panel, int64_t block) const {
-    return {&seen_of(panel, block), words == nullptr ? nullptr : words_of(panel, block), blocks};
+    if (words == nullptr) return {&seen_of(panel, block), nullptr, nullptr, blocks};
+    return {&seen_of(panel, block), words_of(panel, block), strips_of(panel, block), blocks};
   }
   /// How much a panel sees of the first `count` blocks.
   Seen seen_by(int64_t panel, int64_t count) const;
+  /// Those of the first `count` whose words of a panel are known: from the first of which it sees some on to the last.
+  tile::Range blocks_with_words(int64_t panel, int64_t count) const;
 };
 
 /// Finds out which pairs of one key head are seen.
@@ -50,6 +59,8 @@ struct SeenSearch {
  private:
   bool look_at_elements(const Lanes* lanes, int64_t panels, int64_t j0, int64_t end,
                         const SeenTable& table) const;
+  bool look_at_classes(const Lanes* lanes, int64_t panels, int64_t j0, int64_t end,
+                       const SeenTable& table) const;
   void words_by_program(const Lanes& lanes, int64_t j0, int64_t n, uint32_t* words) const;
   void words_of_block(const Lanes& lanes, Seen seen, int64_t j0, int64_t n, uint32_t* words) const;
 };

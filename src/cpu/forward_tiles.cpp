@@ -4,6 +4,7 @@
 #include <array>
 #include <cmath>
 #include <limits>
+#include <utility>
 
 #include "cpu/forward.hpp"
 #include "cpu/forward_work.hpp"
@@ -80,6 +81,7 @@ struct BlockRun {
   std::array<FiniteValues, kRunBlocks> finite;
   std::array<AttendBlock, kRunBlocks> operands;
   Seen own[kMaxPanels * kRunBlocks];
+  uint32_t own_strips[kMaxPanels * kRunBlocks];
   SeenTable seen;                      ///< what panels see
   std::array<bool, kRunBlocks> met{};  ///< blocks with keys that some panel sees; nothing is known of others
   bool finite_parts = true;
@@ -98,11 +100,9 @@ struct BlockRun {
   }
   /// Those of a range from the first block of which panel x sees some to the last.
   tile::Range keys_seen_by(int64_t x, const tile::Range& keys) const {
-    int64_t begin = 0, end = count;
-    while (begin < end && seen.seen_of(x, begin) == Seen::kNone) ++begin;
-    while (begin < end && seen.seen_of(x, end - 1) == Seen::kNone) --end;
-    return {std::max(keys.begin, first() + begin * kBlockKeys),
-            std::min(keys.end, first() + end * kBlockKeys)};
+    const tile::Range of_blocks = seen.blocks_with_words(x, count);
+    return {std::max(keys.begin, first() + of_blocks.begin * kBlockKeys),
+            std::min(keys.end, first() + of_blocks.end * kBlockKeys)};
   }
   /// How much panel x sees of all blocks.
   Seen seen_by(int64_t x) const { return seen.seen_by(x, count); }
@@ -120,6 +120,7 @@ struct TilePass : TileProblem {
   PartBlocks parts;
   RowBlocks by_rows;
   std::array<bool, kMaxPanels> finite_queries{};  ///< of each panel, where there are parts
+  std::array<bool, kMaxPanels> has_o{};           ///< panels whose O is there: it has no zeros to begin from
 
   explicit TilePass(const TileProblem& problem)
       : TileProblem(problem),
@@ -127,13 +128,16 @@ struct TilePass : TileProblem {
         by_rows(problem.s, problem.terms.programs, problem.terms.dropout) {}
   float* part_queries(int64_t x) const { return t.part_queries + x * parts.parts * parts.query_part(); }
   float* queries(int64_t x) const { return t.queries + x * s.score_words() * kPanel; }
-  Partial partial(int64_t x) const { return {partials + x * Partial::size(s, 0), 0}; }
+  Partial partial(int64_t x) const {
+    const int64_t rows = by_rows.present ? kPanel : 0;
+    return {partials + x * Partial::size(s, rows), rows};
+  }
   tile::Range begin(int64_t first_key, int64_t last_key);
   KeyBlock staged(int64_t j0, int64_t n) const;
   void add(BlockRun& run, int64_t j0, int64_t n) const;
   void add_rows(BlockRun& run, int64_t j0, int64_t n) const;
   int64_t run_keys() const;
-  void attend_run(int64_t j0, int64_t end) const;
+  void attend_run(int64_t j0, int64_t end);
   bool look(BlockRun& run, int64_t j0, int64_t end) const;
   void meet(BlockRun& run, int64_t j0, int64_t end) const;
   Seen seen_of_part(const BlockRun& run, size_t i, int64_t x, int64_t begin, int64_t end) const;
@@ -146,10 +150,10 @@ struct TilePass : TileProblem {
   float attend_factor() const;
   /// Of what is added to scores before that factor.
   float unit_of_added() const { return kLog2e / attend_factor(); }
-  void attend(BlockRun& run, bool* taken) const;
+  void attend(BlockRun& run, bool* taken);
   bool sees_some(const KeyBlock& block, int64_t x, Seen seen) const;
-  void step(BlockRun& run, size_t i, int64_t x) const;
-  void step_blocks(BlockRun& run, const bool* taken) const;
+  void step(BlockRun& run, size_t i, int64_t x);
+  void step_blocks(BlockRun& run, const bool* taken);
 };
 
 /// Stages Q and clears what the tile adds to. Returns the keys that some panel sees.
@@ -160,7 +164,7 @@ tile::Range TilePass::begin(int64_t first_key, int64_t last_key) {
     if (parts.parts > 0)
       finite_queries[static_cast<size_t>(x)] = s.ops->split_lanes(
           queries(x), s.d, parts.parts, reinterpret_cast<uint32_t*>(part_queries(x)), parts.query_part());
-    partial(x).reset(s);
+    partial(x).reset_sums();
     const tile::Range keys{std::max(first_key, lanes[x].any.begin), std::min(last_key, lanes[x].any.end)};
     if (keys.empty()) continue;
     seen = {std::min(seen.begin, keys.begin), std::max(seen.end, keys.end)};
@@ -229,7 +233,7 @@ bool TilePass::look(BlockRun& run, int64_t j0, int64_t end) const {
       if (run.seen.seen_by(x, count) != Seen::kNone) return true;
     return false;
   }
-  run.seen = {run.own, t.seen_pairs, kRunBlocks};
+  run.seen = {run.own, t.seen_pairs, run.own_strips, kRunBlocks};
   const SeenSearch search{*s.ops, group, terms, blocks, t.scores, t.pairs.registers};
   return search.look(lanes, panels, j0, end, run.seen);
 }
@@ -328,8 +332,10 @@ AttendPanel TilePass::taker(const BlockRun& run, int64_t x, const DistanceValues
                     rows.all};
   panel.query = rows.query;
   panel.head = rows.head;
+  panel.fresh = !has_o[static_cast<size_t>(x)];
   if (run.seen_by(x) == Seen::kSome) {
     panel.seen = run.seen.words_of(x, 0);
+    panel.seen_strips = run.seen.strips_of(x, 0);
     panel.any = run.keys_seen_by(x, rows.any);
   }
   if (terms.dropout) {
@@ -365,7 +371,7 @@ float TilePass::attend_factor() const {
 }
 
 /// Attends in one step to a run, for those panels that can. taken[x]: panel x has.
-void TilePass::attend(BlockRun& run, bool* taken) const {
+void TilePass::attend(BlockRun& run, bool* taken) {
   int64_t count = 0;
   for (int64_t x = 0; x < panels; ++x) {
     taken[x] = can_attend(x, run);
@@ -400,7 +406,7 @@ void TilePass::attend(BlockRun& run, bool* taken) const {
   if (by_rows.present) {
     keys.by_rows = true;
     keys.size = s.d;
-    keys.columns_of_o = keys.columns;
+    keys.row_of_o = s.padded_dv;
     keys.columns = by_rows.columns;
   }
   keys.key_elements = s.ops->key_elements;
@@ -409,6 +415,7 @@ void TilePass::attend(BlockRun& run, bool* taken) const {
   const AttendProgram program{&programs.strip, &inputs, group.product_scale, s.ops->run_program};
   if (!programs.strip.empty()) keys.program = &program;
   s.ops->attend(keys, takers.data(), count, t.scores);
+  for (int64_t x = 0; x < panels; ++x) has_o[static_cast<size_t>(x)] |= taken[x];
 }
 
 bool TilePass::sees_some(const KeyBlock& block, int64_t x, Seen seen) const {
@@ -416,7 +423,7 @@ bool TilePass::sees_some(const KeyBlock& block, int64_t x, Seen seen) const {
 }
 
 /// Panel x against the keys of block i, of which it sees some.
-void TilePass::step(BlockRun& run, size_t i, int64_t x) const {
+void TilePass::step(BlockRun& run, size_t i, int64_t x) {
   const KeyBlock& block = run.blocks[i];
   Seen seen = run.seen.seen_of(x, static_cast<int64_t>(i));
   // Keys behind the last one that any lane sees are left out. Keys before the first are masked, so that
@@ -431,12 +438,21 @@ void TilePass::step(BlockRun& run, size_t i, int64_t x) const {
     if (part.empty()) return;
     if (part.size() < used) seen = seen_of_part(run, i, x, part.begin, part.end);
   }
+  const Partial rows = partial(x);
+  if (!std::exchange(has_o[static_cast<size_t>(x)], true)) rows.clear(s);
+  Partial out = rows;
+  if (by_rows.present) {
+    s.ops->transpose(rows.o, s.padded_dv, kPanel, s.padded_dv, t.rows, kPanel);
+    out.o = t.rows;
+    out.rows = 0;
+  }
   panel_step(s, group, lanes[x], terms, seen, block.part(s, part.begin, part.end), run.finite[i], queries(x),
-             partial(x), t);
+             out, t);
+  if (by_rows.present) s.ops->transpose(out.o, kPanel, s.padded_dv, kPanel, rows.o, s.padded_dv);
 }
 
 /// Panels that have not attended in one step.
-void TilePass::step_blocks(BlockRun& run, const bool* taken) const {
+void TilePass::step_blocks(BlockRun& run, const bool* taken) {
   for (size_t i = 0; i < static_cast<size_t>(run.count); ++i) {
     KeyBlock& block = run.blocks[i];
     bool is_ready = false;
@@ -453,7 +469,7 @@ void TilePass::step_blocks(BlockRun& run, const bool* taken) const {
 }
 
 /// All panels against the keys [j0, end).
-void TilePass::attend_run(int64_t j0, int64_t end) const {
+void TilePass::attend_run(int64_t j0, int64_t end) {
   BlockRun run;
   if (!look(run, j0, end)) return;
   meet(run, j0, end);

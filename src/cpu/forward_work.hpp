@@ -140,19 +140,20 @@ struct Schedule {
 struct Partial {
   float* row_max;  ///< [kPanel], log2 units
   float* row_sum;  ///< [kPanel]
-  float* o;        ///< [padded_dv][kPanel]; of few rows [rows][padded_dv]
-  int64_t rows;    ///< 0: of a panel
+  float* o;        ///< [padded_dv][kPanel], or [rows][padded_dv]
+  int64_t rows;    ///< of o; 0: o lies in lanes
 
   static int64_t o_size(const Staging& s, int64_t rows) { return s.padded_dv * (rows > 0 ? rows : kPanel); }
   static int64_t size(const Staging& s, int64_t rows) { return 2 * kPanel + o_size(s, rows); }
-  Partial(float* base, int64_t few_rows)
-      : row_max(base), row_sum(base + kPanel), o(base + 2 * kPanel), rows(few_rows) {}
+  Partial(float* base, int64_t rows_of_o)
+      : row_max(base), row_sum(base + kPanel), o(base + 2 * kPanel), rows(rows_of_o) {}
   void reset_sums() const {
     std::fill_n(row_max, kPanel, -std::numeric_limits<float>::infinity());
     std::fill_n(row_sum, kPanel, 0.0f);
   }
+  void clear(const Staging& s) const { std::fill_n(o, o_size(s, rows), 0.0f); }
   void reset(const Staging& s) const {
-    std::fill_n(o, o_size(s, rows), 0.0f);
+    clear(s);
     reset_sums();
   }
 };

@@ -123,6 +123,7 @@ const Ops* amx_bf16_ops() {
     ops.key_columns = key_columns_amx;
     ops.value_pairs = value_pairs_amx;
     ops.write_lanes = write_lanes_amx;
+    ops.write_rows = write_rows_amx;
     ops.tile_start = tile_start_amx;
     ops.tile_stop = tile_stop_amx;
     ops.tile_awake = tile_awake_amx;

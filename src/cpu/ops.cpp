@@ -51,8 +51,10 @@ constexpr Ops make_ops(const char* name) {
   ops.store_key_pairs = store_key_pairs;
   ops.end_streams = end_streams;
   ops.seen_of_elements = seen_of_elements;
+  ops.seen_of_classes = seen_of_classes;
   ops.seen_of_scores = seen_of_scores;
   ops.add_terms = add_terms;
+  ops.end_rows = end_rows;
   ops.transpose = transpose;
   ops.finite = finite;
   ops.to_float = to_float_any;

@@ -118,10 +118,10 @@ struct AttendKeys {
   int64_t columns;            ///< of V, a multiple of row_multiple
   float factor;               ///< score times factor is in units of log2
   int parts = 1;              ///< bfloat16 parts of each operand
-  /// Blocks are those of key_columns() and value_pairs(), columns a multiple of 32: queries are rows. Elements of bfloat16 are added to all
-  /// scores, and nothing else is; there are no programs and no dropout.
+  /// Blocks are those of key_columns() and value_pairs(), columns a multiple of 32: queries are rows, and so is O. Elements of bfloat16 are added
+  /// to all scores, and nothing else is; there are no programs and no dropout.
   bool by_rows = false;
-  int64_t size = 0, columns_of_o = 0;                    ///< elements of a query; rows of O, by_rows
+  int64_t size = 0, row_of_o = 0;  ///< by_rows: elements of a query; floats of a row of O
   int64_t query_part = 0, key_part = 0, value_part = 0;  ///< words between them
   const AttendProgram* program = nullptr;
   void (*key_elements)(const void* const* rows, DType type, int64_t lanes, int64_t n, const float* factors,
@@ -136,7 +136,7 @@ inline constexpr int64_t kAttendLanes = 32;  // and queries taken
 struct AttendPanel {
   const float* queries;
   float *row_max, *row_sum;  ///< as in PanelState
-  float* o;
+  float* o;  ///< [d_v][kPanel]; by_rows [kPanel][row_of_o], and of rows that have seen no key it is not read
   int rows;
   const int32_t *begin, *end;  ///< keys that each row sees
   tile::Range any, all;        ///< keys that some, that all rows see
@@ -151,7 +151,9 @@ struct AttendPanel {
   const float* factors = nullptr;
   DType dtype = DType::kF32;
   const uint32_t* seen = nullptr;           ///< words of kSeenKeys keys from `first` on; null: all are seen
+  const uint32_t* seen_strips = nullptr;    ///< of blocks, what their words sum up to
   const char* const* query_rows = nullptr;  ///< by lane, where queries are rows
+  bool fresh = false;                       ///< o is not there yet: it is written, and not added to
 };
 inline constexpr int64_t kAttendRowSize =
     128;                                // elements of a query or a value at most, where queries are rows
@@ -161,6 +163,9 @@ inline constexpr int64_t kAttendScratch =
 
 // Which of 32 neighbouring keys a lane sees is a word: word [j / kSeenKeys][lane] has bit j % kSeenKeys of key j.
 inline constexpr int64_t kSeenKeys = 32;
+// Words of a block of kAttendKeys keys and a panel, summed up: bit [columns of 16 lanes][strips of kSeenKeys keys] tells whether a lane sees a key
+// of the strip, and kSeenAll bits higher whether all lanes see all of its keys.
+inline constexpr int64_t kSeenColumns = 16, kSeenAll = 16;
 
 /// What is added to the scores of one panel.
 struct ScoreAddends {
@@ -265,11 +270,15 @@ struct Ops {
   void (*end_streams)();
   /// Keys whose element is 0 (`zeros`), or is not: that of lane x and key j is element j of rows[x].
   void (*seen_of_elements)(const void* const* rows, DType type, int64_t n, bool zeros, uint32_t* seen);
+  /// Keys whose class is that of a lane.
+  void (*seen_of_classes)(const int32_t* lanes, const int32_t* keys, int64_t n, uint32_t* seen);
   /// Keys whose score s[n][kPanel] is not -inf.
   void (*seen_of_scores)(const float* s, int64_t n, uint32_t* seen);
   /// Turns s[n][kPanel] into scores, and raises maxima[kPanel], where given, to their largest.
   void (*add_terms)(float* s, int64_t n, const ScoreAddends& addends, float* maxima);
 
+  /// factors[i] /= sums[i], and lse[i] = ln 2 * maxima[i] + ln sums[i]; 0 and -inf where the sum is 0.
+  void (*end_rows)(const float* maxima, const float* sums, int64_t n, float* factors, float* lse);
   /// dst[c][r] = src[r][c] for 32-bit words.
   void (*transpose)(const float* src, int64_t ld_src, int64_t rows, int64_t cols, float* dst, int64_t ld_dst);
   /// Whether all elements of a row are finite.
@@ -298,6 +307,9 @@ struct Ops {
   /// Or null: rows[x][c] = o[c][x] * factor[x] of lanes [0, count), rounded to nearest even to bfloat16.
   /// Where the factor is 0, so is the row.
   void (*write_lanes)(const float* o, int64_t size, const float* factor, int64_t count, char* const* rows);
+  /// Or null: the same of rows o[count][ld].
+  void (*write_rows)(const float* o, int64_t ld, int64_t size, const float* factor, int64_t count,
+                     char* const* rows);
 
   // Few queries: the speed of memory is the limit, K and V are read once. Each pass also prefetches the rows
   // that the next pass reads (`ahead`), so that memory is always busy.
@@ -372,6 +384,8 @@ void value_pairs_amx(const uint16_t* rows, int64_t stride, int64_t n, int64_t si
                      uint32_t* dst);
 void stage_lanes_amx(const char* const* rows, int64_t count, int64_t size, int64_t words, float* dst);
 void write_lanes_amx(const float* o, int64_t size, const float* factor, int64_t count, char* const* rows);
+void write_rows_amx(const float* o, int64_t ld, int64_t size, const float* factor, int64_t count,
+                    char* const* rows);
 // In parts_amx.cpp.
 bool split_rows_amx(const PartRows& rows, int parts, uint16_t* dst, int64_t row_size, int64_t part_size);
 bool split_lanes_amx(const float* src, int64_t size, int parts, uint32_t* dst, int64_t part_words);

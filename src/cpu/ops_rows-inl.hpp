@@ -19,11 +19,14 @@ HWY_BEFORE_NAMESPACE();
 namespace fovea::cpu {
 namespace HWY_NAMESPACE {
 
-/// Prefetches row r of `ahead`, in cache lines of 64 bytes.
+/// Prefetches the row of `ahead` that has turn r, in cache lines of 64 bytes. Rows of four parts take turns: where rows of a head are side by side,
+/// those of a step are four pages, whose look-ups overlap.
 constexpr int64_t kLine = 64;
 HWY_INLINE void fetch(const Ahead& ahead, int64_t r) {
+  constexpr int64_t kParts = 4;
   if (r >= ahead.rows) return;
-  const char* row = ahead.data + r * ahead.stride_bytes;
+  const int64_t place = ahead.rows % kParts == 0 ? r % kParts * (ahead.rows / kParts) + r / kParts : r;
+  const char* row = ahead.data + place * ahead.stride_bytes;
   for (int64_t byte = 0; byte < ahead.row_bytes; byte += kLine) __builtin_prefetch(row + byte, 0, 2);
 }
 

@@ -10,6 +10,7 @@
 
 #include <limits>
 
+#include "cpu/ops_program_functions-inl.hpp"
 #include "cpu/ops_vectors-inl.hpp"
 #include "cpu/scratch.hpp"
 #include "cpu/subnormals.hpp"
@@ -228,6 +229,19 @@ void store_gradients(const float* p_tile, const float* ds_tile, int64_t n, float
       }
     }
     store_gradient_rows<kPairs>(p, ds, j, second, p_out, ds_out, ld, ds_pairs);
+  }
+}
+
+/// n is a multiple of the lanes of a vector.
+void end_rows(const float* maxima, const float* sums, int64_t n, float* factors, float* lse) {
+  const D d;
+  const V lowest = hn::Set(d, -std::numeric_limits<float>::infinity()), ln2 = hn::Set(d, 0.6931471805599453f);
+  for (int64_t i = 0; i < n; i += kLanes) {
+    const V sum = hn::LoadU(d, sums + i);
+    const auto empty = hn::Eq(sum, hn::Zero(d));
+    const V value = hn::MulAdd(ln2, hn::LoadU(d, maxima + i), Logarithm{}(sum));
+    hn::StoreU(hn::IfThenElse(empty, lowest, value), d, lse + i);
+    hn::StoreU(hn::IfThenZeroElse(empty, hn::Div(hn::LoadU(d, factors + i), sum)), d, factors + i);
   }
 }
 

@@ -239,20 +239,34 @@ void seen_of_elements(const void* const* rows, DType type, int64_t n, bool zeros
   }
 }
 
-void seen_of_scores(const float* s, int64_t n, uint32_t* seen) {
-  const D d;
+/// Words of n keys and kPanel lanes: seen(j, x) tells which lanes from x on see key j.
+template <class Sees>
+HWY_INLINE void words_of_keys(int64_t n, uint32_t* words, const Sees& sees) {
   const DI di;
-  const V lowest = hn::Set(d, -std::numeric_limits<float>::infinity());
   for (int64_t j = 0; j < n; j += kSeenKeys) {
     for (int64_t x = 0; x < kPanel; x += kLanes) {
       auto bits = hn::Zero(di);
       for (int64_t i = 0; i < std::min(kSeenKeys, n - j); ++i) {
-        const auto hidden = hn::RebindMask(di, hn::Eq(hn::LoadU(d, s + (j + i) * kPanel + x), lowest));
-        bits = hn::Or(bits, hn::IfThenZeroElse(hidden, hn::Set(di, static_cast<int32_t>(uint32_t{1} << i))));
+        const auto bit = hn::Set(di, static_cast<int32_t>(uint32_t{1} << i));
+        bits = hn::Or(bits, hn::IfThenElseZero(sees(j + i, x), bit));
       }
-      hn::StoreU(bits, di, reinterpret_cast<int32_t*>(seen + j / kSeenKeys * kPanel + x));
+      hn::StoreU(bits, di, reinterpret_cast<int32_t*>(words + j / kSeenKeys * kPanel + x));
     }
   }
+}
+
+void seen_of_scores(const float* s, int64_t n, uint32_t* seen) {
+  const D d;
+  const V lowest = hn::Set(d, -std::numeric_limits<float>::infinity());
+  words_of_keys(n, seen, [&](int64_t j, int64_t x) {
+    return hn::Not(hn::RebindMask(DI(), hn::Eq(hn::LoadU(d, s + j * kPanel + x), lowest)));
+  });
+}
+
+void seen_of_classes(const int32_t* lanes, const int32_t* keys, int64_t n, uint32_t* seen) {
+  const DI di;
+  words_of_keys(n, seen,
+                [&](int64_t j, int64_t x) { return hn::Eq(hn::LoadU(di, lanes + x), hn::Set(di, keys[j])); });
 }
 
 template <bool kDistance, bool kElements, bool kSeen>

@@ -158,7 +158,9 @@ void PairPrograms::add_forms(const AttentionProblem& p) {
       if (form->factor) factor = value_program(p, *form->factor);
     }
   }
-  if (has_sees) mask = form_of_sees(p, *p.expressions->sees);
+  if (!has_sees) return;
+  mask = form_of_sees(p, *p.expressions->sees);
+  classes = classes_of_sees(p, *p.expressions->sees);
 }
 
 int64_t PairPrograms::scratch_bytes() const {

@@ -39,10 +39,11 @@ struct PairPrograms {
   Program of_distance;  ///< f of a score's form
   Program factor;       ///< of its elements, where that is not 1
   std::optional<KeyElements> elements;
-  std::optional<SeenElements> mask;  ///< what `sees` compares with 0, where it says no more
-  Program strip;                     ///< `all` over kAttendLanes lanes, where scores have no form
-  Program shown;                     ///< -inf where a pair is not seen, else 0
-  Program gradients;                 ///< reads the scores before the expression, and their gradients
+  std::optional<SeenElements> mask;    ///< what `sees` compares with 0, where it says no more
+  std::optional<SeenClasses> classes;  ///< what `sees` compares of queries and keys, where it says no more
+  Program strip;                       ///< `all` over kAttendLanes lanes, where scores have no form
+  Program shown;                       ///< -inf where a pair is not seen, else 0
+  Program gradients;                   ///< reads the scores before the expression, and their gradients
 
   /// Null where the scores stay as they are.
   const Program* program_of(Seen seen) const {

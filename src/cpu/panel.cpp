@@ -172,6 +172,22 @@ Seen seen_of_words(const uint32_t* words, int64_t n) {
   return hidden == 0 ? Seen::kAll : some == 0 ? Seen::kNone : Seen::kSome;
 }
 
+uint32_t strips_of_words(const uint32_t* words) {
+  uint32_t strips = 0;
+  for (int64_t strip = 0; strip < kAttendKeys / kSeenKeys; ++strip, words += kPanel) {
+    for (int64_t column = 0; column < kPanel / kSeenColumns; ++column) {
+      uint32_t some = 0, hidden = 0;
+      for (int64_t x = column * kSeenColumns; x < (column + 1) * kSeenColumns; ++x) {
+        some |= words[x];
+        hidden |= ~words[x];
+      }
+      const int64_t bit = column * (kAttendKeys / kSeenKeys) + strip;
+      strips |= uint32_t{some != 0} << bit | uint32_t{hidden == 0} << (kSeenAll + bit);
+    }
+  }
+  return strips;
+}
+
 PairScratch::PairScratch(Scratch& memory, const AttentionProblem& p, const PairPrograms& programs,
                          int64_t tile_size, int64_t heads) {
   registers = memory.take<char>(programs.scratch_bytes());

@@ -157,6 +157,8 @@ void seen_by_elements(const Ops& ops, const Group& group, const Lanes& lanes, co
                       int64_t j0, int64_t n, uint32_t* seen);
 /// How much of n keys their words leave.
 Seen seen_of_words(const uint32_t* words, int64_t n);
+/// What those of a block sum up to (kSeenAll).
+uint32_t strips_of_words(const uint32_t* words);
 
 /// Multiplies the products of an expression's program, which knows p.scale alone, by the factors of q, k and v.
 void scale_products(const Group& group, float* s, int64_t count);

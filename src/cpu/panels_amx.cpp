@@ -187,6 +187,21 @@ FOVEA_BESIDE_AMX void write_lanes_amx(const float* o, int64_t size, const float*
   }
 }
 
+FOVEA_BESIDE_AMX void write_rows_amx(const float* o, int64_t ld, int64_t size, const float* factor,
+                                     int64_t count, char* const* rows) {
+  for (int64_t row = 0; row < count; ++row, o += ld) {
+    const __m512 of_row = _mm512_set1_ps(factor[row]);
+    const __mmask16 keeps = factor[row] == 0.0f ? 0 : 0xffff;
+    for (int64_t c = 0; c < size; c += 2 * kBlock) {
+      const int64_t left = size - c;
+      const __m512 low = _mm512_maskz_mul_ps(keeps, _mm512_loadu_ps(o + c), of_row);
+      const __m512 high = left > kBlock ? _mm512_maskz_mul_ps(keeps, _mm512_loadu_ps(o + c + kBlock), of_row)
+                                        : _mm512_setzero_ps();
+      _mm512_mask_storeu_epi16(rows[row] + 2 * c, first_32(left), (__m512i)_mm512_cvtne2ps_pbh(high, low));
+    }
+  }
+}
+
 }  // namespace fovea::cpu
 
 #endif

@@ -152,7 +152,7 @@ FOVEA_AMX_ROWS void dots_of(const uint32_t* queries, const TileRows& k, float* s
   constexpr int kQuarter = static_cast<int>(kKeyProducts<kType, kQueryParts>.size()) / 4;
   alignas(64) uint32_t buffers[2][kParts * 2 * kKeys * kTile];
   RowUnit<kType> next{k};
-  Fetch fetch(ahead);
+  Fetch<false> fetch(ahead);
   next.look();
   for (int64_t i = 0; i < kKeys; i += kKeys / 4) {
     put_keys(next, i, buffers[0], fetch);
@@ -230,7 +230,7 @@ struct UnitInPlace {
 };
 
 /// What is fetched beside a quarter of a unit.
-FOVEA_AMX_ROWS_INLINE void fetch_quarter(Fetch& fetch) {
+FOVEA_AMX_ROWS_INLINE void fetch_quarter(Fetch<true>& fetch) {
 #pragma GCC unroll 8
   for (int64_t i = 0; i < kKeys / 4; ++i) fetch.lines<RowUnit<DType::kBF16>::kLines>();
 }
@@ -238,7 +238,7 @@ FOVEA_AMX_ROWS_INLINE void fetch_quarter(Fetch& fetch) {
 /// Rows of K come from the second-level cache once, past the first (TILELOADDT1), which has room for what comes again.
 FOVEA_AMX_ROWS void dots_in_place(const uint32_t* queries, const TileRows& k, float* s, TilesAhead& ahead) {
   UnitInPlace at(k);
-  Fetch fetch(ahead);
+  Fetch<true> fetch(ahead);
   int64_t &j = at.unit.j, &g = at.unit.g;
   for (; j < k.n; j += kKeys) {
     _tile_zero(0);
@@ -275,7 +275,7 @@ FOVEA_AMX_ROWS int64_t sums_in_place(const uint32_t* weights, const TileRows& v,
                                      TilesAhead& ahead) {
   const auto bytes = static_cast<size_t>(ldo * 4);
   UnitInPlace at(v);
-  Fetch fetch(ahead);
+  Fetch<true> fetch(ahead);
   int64_t &j = at.unit.j, &g = at.unit.g;
   for (; g < at.unit.steps; ++g, o += kElements) {
     _tile_loadd(0, o, bytes);
@@ -329,7 +329,7 @@ FOVEA_AMX_ROWS int64_t sums_of(const uint32_t* weights, const TileRows& v, float
   const auto bytes = static_cast<size_t>(ldo * 4);
   alignas(64) uint32_t buffers[2][kParts * 4 * kTileWords];
   RowUnit<kType> next{v};
-  Fetch fetch(ahead);
+  Fetch<false> fetch(ahead);
   next.look();
   __m512 left = _mm512_setzero_ps();
   for (int64_t i = 0; i < kTile; i += kTile / 4) {

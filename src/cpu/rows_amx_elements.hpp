@@ -239,10 +239,19 @@ FOVEA_AMX_ROWS_INLINE void put_values(const char* first, int64_t first_count, co
 }
 
 /// Fetches rows that will be read soon into the second-level cache, a line or two beside each row that is computed with: where many come at
-/// once they wait for the buffers that loads need, too.
+/// once they wait for the buffers that loads need, too. kInTurn: a row of each group in turn, which lie in pages of their own where rows of a head are
+/// side by side, so that look-ups of pages overlap; where operations leave time for it. A last group that is not whole is
+/// fetched as if it were.
+template <bool kInTurn>
 class Fetch {
  public:
-  FOVEA_AMX_ROWS_INLINE explicit Fetch(TilesAhead& ahead) : ahead_(ahead) { look(); }
+  FOVEA_AMX_ROWS_INLINE explicit Fetch(TilesAhead& ahead)
+      : ahead_(ahead),
+        groups_(std::max<int64_t>(1, (ahead.n + kGroupRows - 1) / kGroupRows)),
+        group_(kInTurn ? ahead.next % groups_ : ahead.next / kGroupRows),
+        row_(kInTurn ? ahead.next / groups_ : ahead.next % kGroupRows) {
+    look();
+  }
   /// The next lines. Inlined at once: GCC drops calls of a function that only prefetches.
   template <int64_t kLines>
   FOVEA_AMX_ROWS_INLINE void lines() {
@@ -250,21 +259,27 @@ class Fetch {
     at_ += kLines * kLine;
     if (at_ < end_) return;
     ++ahead_.next;
+    step(kInTurn ? group_ : row_, kInTurn ? row_ : group_, kInTurn ? groups_ : kGroupRows);
     look();
   }
 
  private:
   static constexpr int64_t kLine = 64;
 
+  static void step(int64_t& inner, int64_t& outer, int64_t count) {
+    if (++inner < count) return;
+    inner = 0;
+    ++outer;
+  }
   FOVEA_AMX_ROWS_INLINE void look() {
-    const int64_t r = ahead_.next;
-    const bool more = r < ahead_.n;
+    const bool more = ahead_.next < ahead_.n;
     // Behind the last row the same line comes again and again.
-    at_ = more ? ahead_.groups[r / kGroupRows].row(r % kGroupRows) : reinterpret_cast<const char*>(&ahead_);
+    at_ = more ? ahead_.groups[group_].row(row_) : reinterpret_cast<const char*>(&ahead_);
     end_ = at_ + (more ? ahead_.bytes : kLine);
   }
 
   TilesAhead& ahead_;
+  int64_t groups_, group_, row_;
   const char *at_, *end_;
 };
 
@@ -302,7 +317,7 @@ __attribute__((noinline)) FOVEA_AMX_ROWS void put_edge_keys(const RowUnit<kType>
 }
 template <DType kType>
 FOVEA_AMX_ROWS_INLINE void put_keys(const RowUnit<kType>& unit, int64_t first, uint32_t* words,
-                                    Fetch& fetch) {
+                                    Fetch<false>& fetch) {
   if (!unit.whole) return put_edge_keys(unit, first, words);
   const RowGroup rows = unit.group(first / kGroupRows);
   const char* row = rows.row(first % kGroupRows);
@@ -330,7 +345,7 @@ __attribute__((noinline)) FOVEA_AMX_ROWS __m512 put_edge_values(const RowUnit<kT
 }
 template <DType kType>
 FOVEA_AMX_ROWS_INLINE void put_values(const RowUnit<kType>& unit, int64_t first, uint32_t* words,
-                                      __m512& left, Fetch& fetch) {
+                                      __m512& left, Fetch<false>& fetch) {
   if (!unit.whole) {
     left = _mm512_add_ps(left, put_edge_values(unit, first, words));
     return;

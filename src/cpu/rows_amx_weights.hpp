@@ -75,7 +75,7 @@ class RowWeigher {
         raised);
     offset_ = _mm512_sub_ps(_mm512_set1_ps(0.5f), subtract);
     __m512 sum = _mm512_setzero_ps();
-    Fetch fetch(ahead);
+    Lines fetch(ahead);
     for (int64_t j = 0; j < n_; j += kKeys) {
       if (j % kAwakeKeys == 0) stay_awake();
       put(s_ + j * kTile, words + j / kKeys * weight_tiles<kType>(kWordParts) * kTileWords, sum, fetch);
@@ -94,6 +94,7 @@ class RowWeigher {
   }
 
  private:
+  using Lines = Fetch<kType == DType::kBF16>;
   static constexpr int kWordParts = kSide ? 1 : kParts;  // tiles of 32 keys
   static constexpr int64_t kAwakeKeys = 2 * kKeys;       // 100 to 150 ns
 
@@ -147,13 +148,13 @@ class RowWeigher {
   }
 
   /// Weights of 32 keys.
-  FOVEA_AMX_ROWS_INLINE void put(const float* s, uint32_t* words, __m512& sum, Fetch& fetch) const {
+  FOVEA_AMX_ROWS_INLINE void put(const float* s, uint32_t* words, __m512& sum, Lines& fetch) const {
     alignas(64) uint32_t lanes[kWordParts][kTileWords];
     __m512 left = _mm512_setzero_ps();
 #pragma GCC unroll 16
     for (int64_t w = 0; w < kTile; ++w) {
       // Of other types, operations have more vectors than lines to wait for.
-      if constexpr (kType == DType::kBF16) fetch.lines<2>();
+      if constexpr (kType == DType::kBF16) fetch.template lines<2>();
       __m512 first = weight(s + w * kTile);
       if constexpr (kSide) {
         sum = _mm512_add_ps(sum, first);

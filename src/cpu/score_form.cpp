@@ -40,11 +40,12 @@ std::optional<int64_t> growth_of(const expr::Graph& graph, NodeId id,
   return 0;
 }
 
-/// Elements that k alone indexes in one dimension, one behind the other, and other names or constants in the others; all of them exist.
-std::optional<KeyElements> elements_of(const AttentionProblem& p, const expr::Graph& graph, const Node& node,
-                                       const TensorDesc& t) {
+/// Elements that names or constants index, k one dimension at most, in which they lie one behind the other; all of them exist. `by_key` tells
+/// whether k does.
+std::optional<KeyElements> indexed_elements(const AttentionProblem& p, const expr::Graph& graph,
+                                            const Node& node, const TensorDesc& t, bool& by_key) {
   KeyElements found{node.tensor(), t.dtype};
-  bool by_key = false;
+  by_key = false;
   for (size_t d = 0; d < node.operand_count; ++d) {
     const Node& index = graph[node.operand[d]];
     int64_t last = 0;
@@ -82,7 +83,15 @@ std::optional<KeyElements> elements_of(const AttentionProblem& p, const expr::Gr
     }
     if (last >= t.shape[d]) return std::nullopt;
   }
-  return by_key ? std::optional(found) : std::nullopt;
+  return found;
+}
+
+/// The same of those that k indexes.
+std::optional<KeyElements> elements_of(const AttentionProblem& p, const expr::Graph& graph, const Node& node,
+                                       const TensorDesc& t) {
+  bool by_key = false;
+  const auto found = indexed_elements(p, graph, node, t, by_key);
+  return by_key ? found : std::nullopt;
 }
 
 /// A score taken apart into s and what is added to it.
@@ -206,6 +215,23 @@ std::optional<SeenElements> form_of_sees(const AttentionProblem& problem, const 
   const auto elements = elements_of(problem, sees.graph, element, problem.named[element.tensor()].tensor);
   if (!elements) return std::nullopt;
   return SeenElements{*elements, root.op == Op::kEqual};
+}
+
+std::optional<SeenClasses> classes_of_sees(const AttentionProblem& problem, const expr::Expression& sees) {
+  const Node& root = sees.graph[sees.root];
+  if (root.op != Op::kEqual) return std::nullopt;
+  std::optional<KeyElements> queries, keys;
+  for (size_t i = 0; i < 2; ++i) {
+    const Node& node = sees.graph[root.operand[i]];
+    if (node.op != Op::kTensor) return std::nullopt;
+    const TensorDesc& t = problem.named[node.tensor()].tensor;
+    bool by_key = false;
+    const auto found = indexed_elements(problem, sees.graph, node, t, by_key);
+    if (!found || t.dtype != DType::kI32 || found->h != 0 || (by_key && found->q != 0)) return std::nullopt;
+    (by_key ? keys : queries) = found;
+  }
+  if (!queries || !keys) return std::nullopt;
+  return SeenClasses{*queries, *keys};
 }
 
 }  // namespace fovea::cpu

@@ -2,6 +2,7 @@
 //
 //   score = s + f(k - q) + factor * element[.., k]     f is computed once for each distance, elements are read row by row
 //   sees  = element[.., k] != 0, or == 0
+//   sees  = class[.., q] == class[.., k]               two classes are compared for each pair, and their least and largest for each block
 //
 // ALiBi, T5's biases and every other function of the distance is f, a bias is a tensor that k indexes in its innermost dimension. The factor is
 // the same for all queries and keys of a head.
@@ -42,6 +43,11 @@ struct SeenElements {
   bool zeros;  ///< those that are 0; else the others
 };
 
+/// Classes of queries and of keys, 32-bit ints, the same for all heads of a key head: a query sees the keys of its own. Documents are such.
+struct SeenClasses {
+  KeyElements queries, keys;  ///< those of queries by q alone
+};
+
 /// The form of a score, if it has it.
 std::optional<ScoreForm> form_of_score(const AttentionProblem& problem, const expr::Expression& score);
 /// Where the gradient of a tensor lies that has an element of its own for each pair of each head, which is added to the score: that of a bias
@@ -50,5 +56,7 @@ std::optional<KeyElements> form_of_gradient(const AttentionProblem& problem, con
                                             size_t tensor);
 /// The elements that `sees` compares with 0, if it says no more.
 std::optional<SeenElements> form_of_sees(const AttentionProblem& problem, const expr::Expression& sees);
+/// The classes that `sees` compares, if it says no more.
+std::optional<SeenClasses> classes_of_sees(const AttentionProblem& problem, const expr::Expression& sees);
 
 }  // namespace fovea::cpu

@@ -218,35 +218,43 @@ INSTANTIATE_TEST_SUITE_P(Known, Expressions, testing::ValuesIn(all_known()),
 
 /// Problems of many blocks, in which consumers of a tile need different ones: most of them hold no pair that is seen, many no other.
 TEST(SeenBlocks, OfLongSequences) {
-  const KnownExpression documents = {.name = "documents",
-                                     .text = "q / 90 == k / 900",
-                                     .sees = [](NamedValues&,
-                                                const Pair&p) { return p.q / 90 == p.k / 900; }},
-                        far_apart = {.name = "far_apart",
-                                     .text = "q / 64 % 3 == 0 && (k < 70 || k > 600) || k / 64 == 6",
-                                     .sees =
-                                         [](NamedValues&, const Pair&p) {
-                                           return (p.q / 64 % 3 == 0 && (p.k < 70 || p.k > 600)) ||
-                                                  p.k / 64 == 6;
-                                         }},
-                        of_heads = {.name = "of_heads",
-                                    .text = "h * 100 <= k && k < h * 100 + 300 && q % 200 > 5",
-                                    .sees =
-                                        [](NamedValues&, const Pair&p) {
-                                          return p.h * 100 <= p.k && p.k < p.h * 100 + 300 && p.q % 200 > 5;
-                                        }},
-                        read = {.name = "read",
-                                .text = "wall[q, k] == 0.0",
-                                .tensors = {{"wall",
-                                             Elements::kReal,
-                                             {kQueries, kKeys},
-                                             [](Random&, const Index&at) {
-                                               return at[0] / 90 == at[1] / 900 ? 0.0 : 1.0;
-                                             }}},
-                                .sees = [](NamedValues&t, const Pair&p) {
-                                  return t.real(0, {p.q, p.k}) == 0;
-                                }};
-  for (const KnownExpression* sees : {&documents, &far_apart, &of_heads, &read}) {
+  const KnownExpression
+      documents = {.name = "documents",
+                   .text = "q / 90 == k / 900",
+                   .sees = [](NamedValues&, const Pair&p) { return p.q / 90 == p.k / 900; }},
+      far_apart = {.name = "far_apart",
+                   .text = "q / 64 % 3 == 0 && (k < 70 || k > 600) || k / 64 == 6",
+                   .sees =
+                       [](NamedValues&, const Pair&p) {
+                         return (p.q / 64 % 3 == 0 && (p.k < 70 || p.k > 600)) || p.k / 64 == 6;
+                       }},
+      of_heads = {.name = "of_heads",
+                  .text = "h * 100 <= k && k < h * 100 + 300 && q % 200 > 5",
+                  .sees =
+                      [](NamedValues&, const Pair&p) {
+                        return p.h * 100 <= p.k && p.k < p.h * 100 + 300 && p.q % 200 > 5;
+                      }},
+      read = {.name = "read",
+              .text = "wall[q, k] == 0.0",
+              .tensors = {{"wall",
+                           Elements::kReal,
+                           {kQueries, kKeys},
+                           [](Random&, const Index&at) { return at[0] / 90 == at[1] / 900 ? 0.0 : 1.0; }}},
+              .sees =
+                  [](NamedValues&t, const Pair&p) {
+                    return t.real(0, {p.q, p.k}) == 0;
+                  }},
+      classes = {
+          .name = "classes",  // neighbours are of one, but others of it lie elsewhere
+          .text = "doc[b, k] == doc[b, q]",
+          .tensors = {{"doc",
+                       Elements::kInteger,
+                       {kBatches, kKeys},
+                       [](Random&, const Index&at) { return static_cast<double>(at[1] / 70 % 5 - at[0]); }}},
+          .sees = [](NamedValues&t, const Pair&p) {
+            return t.integer(0, {p.b, p.q}) == t.integer(0, {p.b, p.k});
+          }};
+  for (const KnownExpression* sees : {&documents, &far_apart, &of_heads, &read, &classes}) {
     ProblemSpec spec = with_mask(*sees);
     spec.batch = 1;
     spec.heads_q = 4;
@@ -527,6 +535,27 @@ TEST(HiddenByExpression, NanStaysAway) {
   for (const Role role : {Role::kK, Role::kV}) {
     expect_conformance_of_all_types(with_mask(mask_named("tree")), {}, spoil(role));
     expect_conformance_of_all_types(with_score(score_named("minus_infinity")), {}, spoil(role));
+  }
+}
+
+/// Where a bias has queries as rows (AMX), the blocks with such keys are computed with queries on lanes, behind others whose results lie in rows.
+TEST(HiddenByExpression, NanStaysAwayFromABias) {
+  const KnownExpression gap = {.name = "gap",
+                               .text = "k < 2100 || k > 2140",
+                               .sees = [](NamedValues&, const Pair& p) { return p.k < 2100 || p.k > 2140; }};
+  ProblemSpec spec = with_mask(gap);
+  spec.batch = 1;
+  spec.heads_q = spec.heads_kv = 2;
+  spec.seqlen_q = 70;
+  spec.seqlen_k = 2300;
+  spec.head_dim = spec.head_dim_v = 64;
+  spec.bias = true;
+  const auto spoil = [](OwnedProblem& x) {
+    for (int64_t c = 0; c < 64; ++c) x[Role::kV].set({0, 2110, 1, c}, kNan);
+  };
+  for (const int32_t window : {-1, 40}) {
+    spec.window_left = window;
+    expect_conformance_of_all_types(spec, without_repetitions(), spoil);
   }
 }
 

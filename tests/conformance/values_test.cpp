@@ -38,6 +38,27 @@ TEST(Values, LargeLogits) {
   }
 }
 
+/// Weights against the maximum of earlier keys that float32 holds, and whose sum it does not: scores grow by 85 to 88 from one block to
+/// another.
+TEST(Values, WeightsWhoseSumIsInfinite) {
+  for (const int64_t size : {64, 96, 128, 192, 256}) {
+    for (const auto& [queries, keys] : {std::pair<int64_t, int64_t>{141, 294}, {300, 600}}) {
+      for (uint64_t seed = 0; seed < 4; ++seed) {
+        ProblemSpec spec;
+        spec.data_seed = 7 * seed + 1;
+        spec.heads_q = spec.heads_kv = 4;
+        spec.seqlen_q = queries;
+        spec.seqlen_k = keys;
+        spec.head_dim = spec.head_dim_v = size;
+        spec.causal = seed % 2 == 0;
+        spec.logit = 40;
+        spec.type = seed < 2 ? Type::kBF16 : Type::kF16;
+        expect_conformance(spec, forward_only());
+      }
+    }
+  }
+}
+
 TEST(Values, LargeLogitsAreReached) {
   ProblemSpec spec = base();
   spec.logit = 3000;

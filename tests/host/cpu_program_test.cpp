@@ -281,5 +281,19 @@ TEST(SeenForm, KnowsElementsThatAreZeroOrNot) {
   EXPECT_STREQ(form("flag[k] != 0 && q < 3"), "none");
 }
 
+TEST(SeenForm, KnowsClassesOfQueriesAndKeys) {
+  const Tensors tensors;
+  const auto has = [&](const char* text) {
+    return classes_of_sees(tensors.problem, expr::parsed(text, Use::kSees)).has_value();
+  };
+  EXPECT_TRUE(has("doc[b, q] == doc[b, k]"));
+  EXPECT_TRUE(has("doc[0, k] == doc[b, q]"));
+  for (const char* text : {"doc[b, q] != doc[b, k]", "doc[b, q] == doc[b, q]", "doc[b, k] == doc[b, k]",
+                           "doc[b, q + 1] == doc[b, k]", "doc[b, q] == doc[b, k] && k <= q", "doc[b, k] == 1",
+                           "flag[q] == flag[k]", "doc[h, q] == doc[h, k]"}) {
+    EXPECT_FALSE(has(text)) << text;
+  }
+}
+
 }  // namespace
 }  // namespace fovea::cpu

@@ -148,9 +148,11 @@ struct OnlineRows {
     row_sum[half] *= factor[half];
   }
   /// Raises row_max by log2 of a lane's `sum` of weights, over all four lanes, so that they sum to 1. A weight
-  /// that is all of its row becomes exactly 1, as against the block's own maximum.
+  /// that is all of its row becomes exactly 1, as against the block's own maximum. A sum may be infinite where its weights
+  /// are not: then by 128, which leaves no weight above 1, and those that are infinite.
   __device__ __forceinline__ void raise_by(int half, float sum, float scale_log2) {
-    const float growth = fmaxf(ptx::lg2(row_total(sum)), 0.0f);
+    constexpr float kLargest = 3.402823466e38f;
+    const float growth = fmaxf(ptx::lg2(fminf(row_total(sum), kLargest)), 0.0f);
     raise_to(half, row_max[half] + __fdividef(growth, scale_log2), scale_log2);
   }
 };
