@@ -95,9 +95,9 @@ struct AttentionProblem {
   int64_t window_left = -1, window_right = -1;  ///< -1: unlimited; causal gives window_right = 0
   double softcap = 0, dropout = 0;
   int64_t block_q = 0, block_k = 0;
-  int64_t list_size = 0;               ///< entries of each list of keys
-  int64_t arriving_keys = 0;           ///< forward: the first keys of each sequence, for which a run has ArrivingKeys
-  int64_t arriving_heads = 0;          ///< key heads that arrive together
+  int64_t list_size = 0;       ///< entries of each list of keys
+  int64_t arriving_keys = 0;   ///< forward: the first keys of each sequence, for which a run has ArrivingKeys
+  int64_t arriving_heads = 0;  ///< key heads that arrive together
   int64_t caches = 0, cache_rows = 0;  ///< with page_table or cache_batch: the first sizes of k and v
   int64_t table_columns = 0;
   int64_t new_rows = 0;  ///< rows that a sequence appends at most

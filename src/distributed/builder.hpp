@@ -186,7 +186,7 @@ class Builder {
   Holding queries_;
   int64_t rows_, local_q_, local_k_;
   std::vector<Stage> stages_;
-  bool direct_ = false;  ///< the calls write each row of o or dq once
+  bool direct_ = false;                ///< the calls write each row of o or dq once
   std::vector<Attend> over_all_keys_;  ///< in place of the calls of both stages, where keys arrive in calls
 
   Operand acc_o_, acc_lse_;  ///< sums over calls where they do not write results at once

@@ -25,7 +25,8 @@ void Builder::forward() {
       kArrive,
       [&](int i) {
         if (!over_all_keys_.empty()) {
-          if (i == 0) std::for_each(over_all_keys_.begin(), over_all_keys_.end(), [&](const Attend& a) { add(a); });
+          if (i == 0)
+            std::for_each(over_all_keys_.begin(), over_all_keys_.end(), [&](const Attend& a) { add(a); });
           return;
         }
         for (const Call& call : stage_at(i).calls) forward_call(call, stage_at(i));

@@ -318,7 +318,8 @@ void Exchange::copy_in_parts(int heads_parts) {
       std::map<size_t, int64_t> next;  // row of each flow
       for (const PeerCopy& copy : copies) {
         const int64_t half = rows_of(copy.flow) / key_parts, first = next[copy.flow];
-        const Range rows = Range{first, first + copy.box.rows} & Range{key_part * half, (key_part + 1) * half};
+        const Range rows =
+            Range{first, first + copy.box.rows} & Range{key_part * half, (key_part + 1) * half};
         next[copy.flow] += copy.box.rows;
         if (rows.empty()) continue;
         PlannedBox& box = ordered.emplace_back(copy).box;

@@ -52,7 +52,7 @@ struct Call {
   int64_t sequence = 0;              ///< the first; others follow in their order, none left out
   int64_t first_q = 0, first_k = 0;  ///< positions of the first rows within the sequence
   int64_t whole_q = 0, whole_k = 0;  ///< its lengths
-  int64_t arriving = 0;              ///< of the keys the first so many, which lie with those of the next stage
+  int64_t arriving = 0;  ///< of the keys the first so many, which lie with those of the next stage
 
   Rows queries() const { return {{q_at, q_at + q_rows}}; }
   int64_t sequences() const { return starts_q.empty() ? 1 : static_cast<int64_t>(starts_q.size()) - 1; }

@@ -38,9 +38,9 @@ TEST(Values, LargeLogits) {
   }
 }
 
-/// Weights against the maximum of earlier keys that float32 holds, and whose sum it does not: scores grow by 85 to 88 from one block to
-/// another.
-TEST(Values, WeightsWhoseSumIsInfinite) {
+/// Scores that grow by 87 to 89 from one block to another: what takes such weights down to the new maximum is smaller than float32 is for
+/// instructions that flush to zero, or the sum of weights is infinite.
+TEST(Values, ScoresThatGrowByAllOfFloat32) {
   for (const int64_t size : {64, 96, 128, 192, 256}) {
     for (const auto& [queries, keys] : {std::pair<int64_t, int64_t>{141, 294}, {300, 600}}) {
       for (uint64_t seed = 0; seed < 4; ++seed) {

@@ -39,9 +39,10 @@ struct FwdSm90Config {
   bool alibi = false;
   bool dropout = false;
   bool expression = false;  ///< compiled for warp/expression.cuh
-  bool arriving = false;    ///< waits for keys that arrive (ArrivingKeysView): 1 % of the cycles of others, at 512 keys 4 %
-  bool stream_k = false;    ///< tiles of few queries, cut into equal shares of all keys (fwd_stream_k.cuh)
-  bool bf16x3 = false;      ///< float32: operands as bf16x3, each product a sum of six (part_pair)
+  bool arriving =
+      false;  ///< waits for keys that arrive (ArrivingKeysView): 1 % of the cycles of others, at 512 keys 4 %
+  bool stream_k = false;  ///< tiles of few queries, cut into equal shares of all keys (fwd_stream_k.cuh)
+  bool bf16x3 = false;    ///< float32: operands as bf16x3, each product a sum of six (part_pair)
   /// Operands of float8_e4m3fn. Products want V's keys side by side: transpose_values.cuh writes it so beforehand.
   bool e4m3 = false;
 

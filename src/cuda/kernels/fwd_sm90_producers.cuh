@@ -196,7 +196,8 @@ __device__ __forceinline__ void load_transposed(const TmaForwardArgs& args, cons
 
 /// Waits for the part of the keys of a head that arrive with this one, if it does; `part` is that of the key behind it, and becomes its
 /// own. -1: keys that do not.
-__device__ __forceinline__ void wait_for_keys(const ArrivingKeysView& arriving, int head, int key, int& part) {
+__device__ __forceinline__ void wait_for_keys(const ArrivingKeysView& arriving, int head, int key,
+                                              int& part) {
   if (key >= arriving.keys) return;
   const int own = key / arriving.keys_a_part;
   if (own == part) return;
@@ -248,13 +249,13 @@ __device__ __forceinline__ void fwd_sm90_load_keys(const TmaForwardArgs& args,
                             at.row, keys.head, at.page);
             }
           };
-          load(part >= 0 ? args.arriving.k : args.k, memory.k(ring.stage), Memory::kConfig.k_bytes(), memory.full_k(ring.stage),
-               memory.empty_k(ring.stage));
+          load(part >= 0 ? args.arriving.k : args.k, memory.k(ring.stage), Memory::kConfig.k_bytes(),
+               memory.full_k(ring.stage), memory.empty_k(ring.stage));
           if constexpr (Memory::kConfig.e4m3) {
             if (lane == 0) load_transposed(args, memory, ring, work.batch, keys.head, n);
           } else {
-            load(part >= 0 ? args.arriving.v : args.v, memory.v(ring.stage), Memory::kConfig.v_bytes(), memory.full_v(ring.stage),
-                 memory.empty_v(ring.stage));
+            load(part >= 0 ? args.arriving.v : args.v, memory.v(ring.stage), Memory::kConfig.v_bytes(),
+                 memory.full_v(ring.stage), memory.empty_v(ring.stage));
           }
           ring.advance();
         }

@@ -128,10 +128,12 @@ struct FwdSm90Rows : OnlineRows {
     if (!within) {
 #pragma unroll
       for (int half = 0; half < 2; ++half) raise_by(half, sum[half], scale_log2);
+      sum[0] = sum[1] = 0;  // anew: they may be infinite where their weights are not
 #pragma unroll
-      for (int i = 0; i < kTileN / 2; ++i) acc_s[i] *= factor[i / 2 % 2];
-      sum[0] *= factor[0];
-      sum[1] *= factor[1];
+      for (int i = 0; i < kTileN / 2; ++i) {
+        acc_s[i] *= factor[i / 2 % 2];
+        sum[i / 2 % 2] += acc_s[i];
+      }
     }
     add(sum);
     return !within;

@@ -84,10 +84,13 @@ struct FwdSm90RowsE4M3 : OnlineRows {
     for (int half = 0; half < 2; ++half) {
       const float growth = ptx::lg2(largest_of<kTileN / 8>(acc_s, half)) - kHeadroomLog2;
       raise_to(half, row_max[half] + __fdividef(fmaxf(growth, 0.0f), scale_log2), scale_log2);
-      sum[half] *= factor[half];
+      sum[half] = 0;  // anew: it may be infinite where its weights are not
     }
 #pragma unroll
-    for (int i = 0; i < kTileN / 2; ++i) acc_s[i] *= factor[i / 2 % 2];
+    for (int i = 0; i < kTileN / 2; ++i) {
+      acc_s[i] *= factor[i / 2 % 2];
+      sum[i / 2 % 2] += acc_s[i];
+    }
 #pragma unroll
     for (int step = 0; step < kSteps; ++step) pack(acc_s, to, step);
   }

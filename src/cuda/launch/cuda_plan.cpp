@@ -347,7 +347,8 @@ void CudaPlan<Layout>::write_rng_state(const Buffers& buffers) const {
 template <class Layout>
 const Launches<Layout>& CudaPlan<Layout>::launches_for(const tile::AttentionParams& p) const {
   if ((p.aligned16 & needs_aligned_) != needs_aligned_) {
-    if (!any_address_) throw RequestError(Status::kInternal, "", "an address is no multiple of 16 bytes where keys arrive");
+    if (!any_address_)
+      throw RequestError(Status::kInternal, "", "an address is no multiple of 16 bytes where keys arrive");
     return *any_address_;
   }
   return values_in_keys_ && p.v.data == p.k.data ? *values_in_keys_ : first_;
@@ -381,11 +382,13 @@ Preparation prepare_pass(Family family, const AttentionProblem& problem, const P
   Launches<Layout> first = make_launches<Layout>(family, p, options, Pointers::kAligned, pattern);
   if (!first.clause.empty()) return {nullptr, std::move(first.clause)};
   std::optional<Launches<Layout>> any_address, values_in_keys;
-  if (first.aligned_only && p.arriving_keys == 0) {  // a plan is for any pointers, unless src/distributed knows them
+  if (first.aligned_only &&
+      p.arriving_keys == 0) {  // a plan is for any pointers, unless src/distributed knows them
     any_address = make_launches<Layout>(family, p, options, Pointers::kAny, pattern);
     if (!any_address->clause.empty()) return {nullptr, std::move(any_address->clause)};
   }
-  if (problem.pass == Pass::kForward && first.aligned_only && p.arriving_keys == 0 && values_may_be_in_keys(p)) {
+  if (problem.pass == Pass::kForward && first.aligned_only && p.arriving_keys == 0 &&
+      values_may_be_in_keys(p)) {
     values_in_keys = make_launches<Layout>(family, p, options, Pointers::kValuesInKeys, pattern);
     if (!values_in_keys->clause.empty() || !values_in_keys->values_in_keys) values_in_keys.reset();
   }

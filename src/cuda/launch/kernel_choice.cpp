@@ -339,11 +339,11 @@ bool lies_without_gaps(const TensorDesc& t) {
 }
 
 constexpr std::array kConditions = {
-    excluded_clause, name_clause,      capability_clause, dtype_clause,     gradients_clause,
-    length_clause,   head_size_clause, terms_clause,      key_dtype_clause, e4m3_operands_clause,
-    keys_clause,     lists_clause,     tma_clause,        pages_clause,     arriving_clause, values_in_keys_clause,
-    stream_clause,   cluster_clause,   chain_clause,      alignment_clause, shared_memory_clause,
-    dbias_clause,    order_clause};
+    excluded_clause,       name_clause,      capability_clause, dtype_clause,     gradients_clause,
+    length_clause,         head_size_clause, terms_clause,      key_dtype_clause, e4m3_operands_clause,
+    keys_clause,           lists_clause,     tma_clause,        pages_clause,     arriving_clause,
+    values_in_keys_clause, stream_clause,    cluster_clause,    chain_clause,     alignment_clause,
+    shared_memory_clause,  dbias_clause,     order_clause};
 
 /// A clause, and how many of the conditions before it held: the kernel that got furthest tells most.
 struct Verdict {

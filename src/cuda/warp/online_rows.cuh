@@ -148,11 +148,11 @@ struct OnlineRows {
     row_sum[half] *= factor[half];
   }
   /// Raises row_max by log2 of a lane's `sum` of weights, over all four lanes, so that they sum to 1. A weight
-  /// that is all of its row becomes exactly 1, as against the block's own maximum. A sum may be infinite where its weights
-  /// are not: then by 128, which leaves no weight above 1, and those that are infinite.
+  /// that is all of its row becomes exactly 1, as against the block's own maximum. By 124 at most: below 2^-126 the factor
+  /// would be 0, and with it the row. Weights that float32 holds are 2^4 then; infinite ones stay, and the row is computed again.
   __device__ __forceinline__ void raise_by(int half, float sum, float scale_log2) {
-    constexpr float kLargest = 3.402823466e38f;
-    const float growth = fmaxf(ptx::lg2(fminf(row_total(sum), kLargest)), 0.0f);
+    constexpr float kMostGrowth = 124.0f;
+    const float growth = fminf(fmaxf(ptx::lg2(row_total(sum)), 0.0f), kMostGrowth);
     raise_to(half, row_max[half] + __fdividef(growth, scale_log2), scale_log2);
   }
 };
