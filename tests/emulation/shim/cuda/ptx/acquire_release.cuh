@@ -42,7 +42,8 @@ void wait_for(const Word* flag, Word value) {
 
 // What arrives is there before the kernel begins.
 inline void wait_for_arrival(const uint32_t* word, uint32_t number) {
-  if (static_cast<int32_t>(*word - number) < 0) emulation::fail("ld.acquire: a word that nobody writes any more");
+  if (static_cast<int32_t>(*word - number) < 0)
+    emulation::fail("ld.acquire: a word that nobody writes any more");
 }
 
 }  // namespace fovea::cuda::ptx
