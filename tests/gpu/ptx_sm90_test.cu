@@ -9,6 +9,7 @@
 #include <cstring>
 #include <vector>
 
+#include "cuda/ptx/acquire_release.cuh"
 #include "cuda/ptx/address.cuh"
 #include "cuda/ptx/bulk.cuh"
 #include "cuda/ptx/cluster.cuh"
@@ -16,6 +17,7 @@
 #include "cuda/ptx/grid.cuh"
 #include "cuda/ptx/mbarrier.cuh"
 #include "cuda/ptx/packed.cuh"
+#include "cuda/ptx/red.cuh"
 #include "cuda/ptx/setmaxnreg.cuh"
 #include "cuda/ptx/special.cuh"
 #include "cuda/ptx/stmatrix.cuh"
@@ -195,6 +197,71 @@ __global__ void add_boxes(const __grid_constant__ FromAndTo maps, int row) {
   for (int i = 0; i < 2; ++i) ptx::tma_add(maps.to, at, 0, row, 1, 0);
   ptx::bulk_commit();
   ptx::bulk_wait<0>();  // shared memory is this CTA's until it has been read
+}
+
+// ---- what another device or stream brings
+
+constexpr int kArriving = 64;
+
+/// The second CTA writes numbers, after a while, and then the word; the first one copies them once the word has come.
+__global__ void copy_what_arrives(uint32_t* word, uint32_t* numbers, uint32_t* copied, uint32_t number) {
+  __shared__ __align__(128) uint32_t memory[kArriving];
+  __shared__ uint64_t barrier;
+  if (blockIdx.x == 1) {
+    if (threadIdx.x > 0) return;
+    for (const long long start = clock64(); clock64() - start < 100000;) {
+    }
+    for (uint32_t i = 0; i < kArriving; ++i) numbers[i] = 1000 + i;
+    __threadfence_system();
+    atomicExch_system(word, number + 2);
+    return;
+  }
+  const uint32_t full = ptx::shared_address(&barrier);
+  if (threadIdx.x == 0) {
+    ptx::mbarrier_init(full, 1);
+    ptx::mbarrier_init_fence();
+    ptx::wait_for_arrival(word, number);
+    ptx::mbarrier_arrive_expect(full, sizeof memory);
+    ptx::bulk_load(ptx::shared_address(memory), numbers, sizeof memory, full);
+  }
+  __syncthreads();  // the barrier is initialised
+  ptx::mbarrier_wait(full, 0);
+  copied[threadIdx.x] = memory[threadIdx.x];
+}
+
+TEST(PtxSm90, BulkCopiesReadWhatHasArrived) {
+  FOVEA_SKIP_WITHOUT_HOPPER();
+  std::vector<uint32_t> expected;
+  for (uint32_t i = 0; i < kArriving; ++i) expected.push_back(1000 + i);
+  for (int repeat = 0; repeat < 20; ++repeat) {
+    const DeviceArray<uint32_t> word(std::vector<uint32_t>{0xfffffff0u});  // numbers go round
+    const DeviceArray<uint32_t> numbers(kArriving), copied(kArriving);
+    copy_what_arrives<<<2, kArriving>>>(word.data(), numbers.data(), copied.data(), 5);
+    ASSERT_EQ(copied.values(), expected);
+  }
+}
+
+/// Eight numbers a thread, in pairs of bits.
+template <class T>
+__global__ void add_eight(T* sums, uint4 numbers) {
+  ptx::red_add_16(sums, numbers);
+}
+
+/// Sums that either type holds, so that the order does not matter.
+template <class T>
+void expect_sums_of_eight(uint32_t one, uint32_t two) {
+  constexpr int kThreads = 100;
+  const DeviceArray<T> sums(std::vector<T>(8, T(3.0f)));
+  add_eight<T><<<1, kThreads>>>(sums.data(), uint4{one << 16 | two, 0, two << 16 | one, one});
+  const std::vector<float> added = {2, 1, 0, 0, 1, 2, 1, 0};
+  const std::vector<T> got = sums.values();
+  for (size_t i = 0; i < got.size(); ++i) EXPECT_EQ(static_cast<float>(got[i]), 3 + kThreads * added[i]) << i;
+}
+
+TEST(PtxSm90, RedAddsEightElements) {
+  FOVEA_SKIP_WITHOUT_HOPPER();
+  expect_sums_of_eight<__half>(0x3c00, 0x4000);
+  expect_sums_of_eight<__nv_bfloat16>(0x3f80, 0x4000);
 }
 
 TEST(PtxSm90, TmaAddsBoxesWhereTheTensorIs) {
