@@ -221,7 +221,7 @@ class NamedSums : public testing::Test {
                                   int threads, auto&& kernel) {
       const cuda::Kernel of_table{.name = name};
       alignas(64) std::array<std::byte, cuda::kMaxArgsBytes> bound;
-      binding.backward({of_table, layout, args, reinterpret_cast<char*>(workspace.data()), nullptr},
+      binding.backward({of_table, layout, args, reinterpret_cast<char*>(workspace.data()), nullptr, {}},
                        bound.data());
       launch(name, grid, threads,
              [&] { kernel(*reinterpret_cast<const cuda::NamedSumsArgs*>(bound.data())); });
