@@ -166,7 +166,8 @@ struct TmaKeys {
         first_row(paged() ? span.used_k - 1 : static_cast<int>(span.row_k)) {}
 
   __device__ __forceinline__ bool paged() const { return args.f.p.page_table.data != nullptr; }
-  /// Where the box of keys from key + first on lies, in the block from `key` on: of keys that arrive by their maps. Behind the last key no entry of the table is read: the
+  /// Where the box of keys from key + first on lies, in the block from `key` on; keys that arrive have the same rows in their own
+  /// maps. Behind the last key no entry of the table is read: the
   /// block's first box is loaded again, for keys that no row sees.
   __device__ __forceinline__ tile::PageRow box(int key, int first) const {
     if (!paged()) return {sequence, first_row + key + first};

@@ -142,13 +142,12 @@ __device__ __forceinline__ float descale_of_products(const tile::AttentionParams
 }
 
 /// In the place of ArrivingKeysView in kernels that know no keys in rows of their own.
-struct NoArrivingKeys {
-  static constexpr int keys = 0;
-};
+struct NoArrivingKeys {};
 
 /// Computes a row again without matrix products and writes it: columns [first_column, first_column + columns)
 /// of O, and lse with first_column = 0. Keys are those of [key_begin, key_end) that the row sees. The whole
 /// warp calls it. Key: the element of k and v. kQv: whether the kernel multiplies qv, where there is one.
+/// `arriving`: an ArrivingKeysView, whose rows hold the first keys.
 template <class T, int kColumns, class Key = T, bool kQv = false, class Arriving = NoArrivingKeys>
 __device__ __forceinline__ void write_exact_row(const ForwardArgs& f, const FwdWorkTile& work,
                                                 const tile::Dropout& dropout, int row, int first_column,
