@@ -316,9 +316,8 @@ double copies_of(const LocalProblem& p, const Call& call, int64_t heads) {
 }
 
 bool keys_arrive_in_calls(const LocalProblem& p, const Schedule& schedule) {
-  constexpr int64_t kVector = 8,
-                    kMostColumns =
-                        128;  // elements of 16 bits, which the kernel copies at least; its head sizes
+  constexpr int64_t kVector = 8;         // elements of 16 bits, which kernels copy at least
+  constexpr int64_t kMostColumns = 128;  // of those that wait
   const Shape& s = p.shape;
   const bool columns = s.head_dim % kVector == 0 && s.head_dim_v % kVector == 0 &&
                        std::max(s.head_dim, s.head_dim_v) <= kMostColumns;

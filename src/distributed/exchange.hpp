@@ -61,7 +61,7 @@ struct PeerCopy {
   bool puts = true;  ///< else it gets
   PlannedBox box;
   fovea_dtype type{};
-  size_t flow = 0;
+  size_t flow = 0;     ///< number of the tensor's flow in its exchange
   int ends_part = -1;  ///< with it all of that part has been copied (Exchange::copy_in_parts)
   int64_t bytes() const { return box.batch * box.rows * box.heads * box.elements * type.bits / 8; }
 };

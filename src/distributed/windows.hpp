@@ -49,7 +49,7 @@ class Windows {
   void finish(const Exchange& exchange, size_t number, Lane lane) {
     await(exchange.copied_by, number, kDone, lane);
   }
-  /// Words of this rank's that say which parts of the heads a peer has copied here in step `number`: each comes to `run()`.
+  /// Words of this rank's that say which parts (Exchange::copy_in_parts) a peer has copied here in step `number`: each comes to `run()`.
   const uint32_t* words_of_parts(size_t number, int peer) const {
     return word(transport_.rank(), number, peer, kPart);
   }
