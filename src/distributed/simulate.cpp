@@ -122,7 +122,7 @@ class Simulation {
     if (const auto* attend = std::get_if<Attend>(&step)) {
       Machine machine = machine_;
       if (attend->lane == Lane::kBeside) machine.call *= 2.0 / 3;  // it begins while the one before it ends
-      // Of calls that wait for keys: 8,192 tokens 0.244 ms, 65,536 12.77, 131,072 50.2 (two H200s).
+      // Of calls that wait for keys, fitted: 8,192 tokens 0.244 ms, 65,536 12.77, 131,072 50.2 (two H200s).
       constexpr double kRateOfWaiting = 0.96;
       if (attend->arriving) machine.flops *= kRateOfWaiting;
       return distributed::seconds_of(machine, attend->flops, attend->longest_tile) + moving(attend->copies);

@@ -145,7 +145,7 @@ TEST(Program, CopiesLieBetweenBeginAndEndOfTheCallersStream) {
   }
 }
 
-/// The call that has the keys of both ranks of a program, and the rows of all calls.
+/// The call of a program that has the keys of both ranks, and how many calls and merges there are.
 struct CallsOfRank {
   const Attend* waits = nullptr;
   int calls = 0, merges = 0;
