@@ -41,11 +41,11 @@ TERMS = {"none": "kNoTerms", "plain": "kPlainTerms", "arriving": "kArrivingTerms
 TERMS_HEADER = pathlib.Path(__file__).resolve().parents[1] / "src/cuda/launch/terms.hpp"
 TERM = {name: f"kTerm{Name}" for Name, name in re.findall(r"X\((\w+), (\w+), \"", TERMS_HEADER.read_text(encoding="utf-8"))}
 
-FAMILY_KEYS = {"header", "kind", "backend", "entry", "config", "fields", "threads", "cluster", "shared_bytes", "tile_m", "tile_n",
+FAMILY_KEYS = {"header", "kind", "backend", "entry", "config", "fields", "threads", "cluster", "ctas_per_sm", "shared_bytes", "tile_m", "tile_n",
                "value_slice", "grid", "args", "tma", "persistent", "group_divides", "bf16x3", "e4m3_keys", "e4m3_queries", "e4m3_operands", "pages", "multiplies_qv", "values_in_keys", "stream_k", "splits_in_cluster", "seen_blocks", "writes_dq", "dk_alone", "adds_dbias", "any_order", "chain", "begins_early", "can_split",
                "can_pack", "aligned_only",
                "oldest", "specific", "code_paths", "sass", "library", "instances"}
-INSTANCE_KEYS = {"dtypes", "head_dim", "head_dim_v", "variant", "terms", "min_capability", "max_capability", "min_keys", "most_keys", "rate", "unequal_rate",
+INSTANCE_KEYS = {"dtypes", "head_dim", "head_dim_v", "variant", "terms", "min_capability", "max_capability", "min_keys", "most_keys", "min_queries", "rate", "unequal_rate",
                  "config", "runtime"}
 REQUIRED = {"header", "kind", "backend", "entry", "threads", "oldest", "instances"}
 
@@ -177,10 +177,10 @@ def kernels_of(key, family):
                 members.append(("value_slice", expression(family["value_slice"])))
             members.append(("terms", terms_of(row.get("terms", "all"))))
             for member in ("can_split", "can_pack", "group_divides", "persistent", "aligned_only", "tma", "bf16x3", "e4m3_keys", "e4m3_queries", "e4m3_operands", "pages", "multiplies_qv", "values_in_keys", "stream_k", "splits_in_cluster", "seen_blocks", "writes_dq", "dk_alone", "adds_dbias", "any_order", "chain", "begins_early", "tile_m", "tile_n", "threads",
-                           "cluster", "shared_bytes"):
+                           "cluster", "ctas_per_sm", "shared_bytes"):
                 if member in family:
                     members.append((member, expression(family[member])))
-            for member in ("min_keys", "most_keys"):
+            for member in ("min_keys", "most_keys", "min_queries"):
                 if member in row:
                     members.append((member, row[member]))
             for member in ("rate", "unequal_rate"):

@@ -145,11 +145,16 @@ struct SequenceSpan {
   int used_q = 0, used_k = 0;  ///< rows that take part
 };
 
+/// Of a sequence that is as long as any, alone in its rows.
+constexpr SequenceSpan whole_span(const AttentionParams& p) {
+  return {0, 0, p.seqlen_q, p.seqlen_k, p.seqlen_q, p.seqlen_k};
+}
+
 /// The same rules as cpu/sequence.hpp: lengths come from seqused, else cu_seqlens, else the longest. `kCached`: packed
 /// queries may have keys that are not packed.
 template <bool kCached = false>
 constexpr SequenceSpan sequence_span(const AttentionParams& p, int b) {
-  SequenceSpan span{0, 0, p.seqlen_q, p.seqlen_k, p.seqlen_q, p.seqlen_k};
+  SequenceSpan span = whole_span(p);
   if (p.cu_seqlens_q != nullptr) {
     span.row_q = p.cu_seqlens_q[b];
     span.used_q = static_cast<int>(p.cu_seqlens_q[b + 1] - span.row_q);

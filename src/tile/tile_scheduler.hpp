@@ -30,6 +30,11 @@ constexpr int whole_sections(int64_t heads, int64_t section, int64_t last) {
   return heads > last ? static_cast<int>((heads - last) / section) : 0;
 }
 
+/// Of numbers that are not negative, which takes fewer instructions.
+constexpr int quotient(int a, int b) {
+  return static_cast<int>(static_cast<unsigned>(a) / static_cast<unsigned>(b));
+}
+
 /// A head of a sequence.
 struct HeadOfSequence {
   int head, batch;
@@ -37,8 +42,10 @@ struct HeadOfSequence {
 /// Number `plane` of all heads of all sequences: the heads of one sequence side by side, or the sequences of one head, so that what
 /// sequences share is read once.
 constexpr HeadOfSequence head_of_plane(int plane, int heads, int batch, bool sequences_first) {
-  if (sequences_first) return {plane / batch, plane % batch};
-  return {plane % heads, plane / heads};
+  if (batch == 1) return {plane, 0};
+  const int across = quotient(plane, sequences_first ? batch : heads);
+  if (sequences_first) return {across, plane - across * batch};
+  return {plane - across * heads, across};
 }
 
 /// The blocks of sequences of one length. Indices go section by section; inside a section block by block; for each block
@@ -54,14 +61,20 @@ struct TileGrid {
 
   constexpr int64_t count() const { return int64_t{blocks} * heads * batch * splits; }
 
+  /// Divisions are most of what a CTA does before its first load, so those by 1 are left out, and those of a launch that is one section
+  /// or one sequence.
   constexpr WorkTile at(int index) const {
-    const int in_whole_section = section * splits * blocks;
-    const int before = index / in_whole_section, at = before < whole ? before : whole;
-    const int first_plane = at * section, rest = index - at * in_whole_section;
-    const int width = (at < whole ? section : heads * batch - first_plane) * splits;
-    const int block = rest / width, plane = first_plane + rest % width / splits;
-    const HeadOfSequence of = head_of_plane(plane, heads, batch, sequences_first);
-    return {descending ? blocks - 1 - block : block, of.head, of.batch, rest % width % splits, true};
+    int sections = 0;
+    if (whole > 0) {
+      const int before = quotient(index, section * splits * blocks);
+      sections = before < whole ? before : whole;
+    }
+    const int first_plane = sections * section, rest = index - first_plane * splits * blocks;
+    const int width = (sections < whole ? section : heads * batch - first_plane) * splits;
+    const int block = quotient(rest, width), in_block = rest - block * width;
+    const int in_section = splits == 1 ? in_block : quotient(in_block, splits);
+    const HeadOfSequence of = head_of_plane(first_plane + in_section, heads, batch, sequences_first);
+    return {descending ? blocks - 1 - block : block, of.head, of.batch, in_block - in_section * splits, true};
   }
 };
 

@@ -54,6 +54,18 @@ TEST(Splits, OfManyTiles) {
   expect_conformance_of_all_types(s, in_splits(2));
 }
 
+/// So many rows that a warp merges several, of which some take no part.
+TEST(Splits, OfManyRows) {
+  for (const int32_t most : {2, 3, 8, 9}) {
+    ProblemSpec s = long_keys(301, 700);
+    s.used_q = {301, 117};
+    s.used_k = {700, 0};
+    s.sink = true;
+    s.head_dim_v = most == 3 ? 136 : 72;
+    expect_conformance_of_all_types(s, in_splits(most));
+  }
+}
+
 TEST(Splits, OfPackedQueriesAndPages) {
   ProblemSpec s = long_keys(50, 1400);
   s.page_size = 7;

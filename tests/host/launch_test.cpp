@@ -569,6 +569,48 @@ TEST(Schedule, ManyWavesAreNotSplit) {
   EXPECT_GT(best_num_splits(400, 86, 396, 1000), 1) << "the second of two waves is nearly empty";
 }
 
+TEST(Schedule, KeysOfManyRowsAreSplitWhereMergingThemPays) {
+  const Kernel kernel = tiles_of_three_sizes()[1];  // of 128 rows
+  const auto splits = [&](const AttentionProblem& p) {
+    return forward_layout(p, kernel, hopper(), 1, true).args.num_splits;
+  };
+  EXPECT_EQ(splits(problem(1, 512, 16384, 16, 16, 128)), 2) << "64 tiles on 132 SMs, 8,192 keys saved";
+  EXPECT_EQ(splits(problem(1, 256, 32768, 16, 16, 128)), 4);
+  EXPECT_EQ(splits(problem(1, 2048, 2048, 16, 16, 128)), 1)
+      << "256 tiles leave 8 SMs idle, and merging 32,768 rows takes longer than a third turn";
+  EXPECT_EQ(splits(problem(1, 512, 512, 16, 16, 128)), 1) << "384 keys take less than a launch";
+}
+
+TEST(Schedule, CtasHaveATileEachWhereAllAreThere) {
+  const Kernel kernel = tiles_of_three_sizes()[1];
+  const auto one_each = [&](const AttentionProblem& p, const KeySplits& asked = {.most = 1}) {
+    return forward_layout(p, kernel, hopper(), 1, true, asked).args.one_tile_each;
+  };
+  EXPECT_TRUE(one_each(problem(1, 1024, 1024, 16, 16, 128))) << "128 tiles on 132 SMs";
+  EXPECT_FALSE(one_each(problem(1, 1100, 1024, 16, 16, 128)));
+  EXPECT_FALSE(one_each(problem(1, 512, 1024, 16, 16, 128), {.most = 2})) << "parts of a tile";
+  AttentionProblem p = problem(1, 512, 512, 16, 16, 128);
+  add(p, Role::kSeqUsedK);
+  EXPECT_FALSE(one_each(p)) << "the GPU alone knows the lengths";
+  p = problem(1, 512, 512, 16, 16, 128);
+  p.packed = p.packed_k = true;
+  EXPECT_FALSE(one_each(p));
+}
+
+TEST(KernelTable, SeveralCtasOfAnSmTakeManyShortTiles) {
+  Kernel large = kPlain64, few = kPlain64;
+  large.name = "large", large.rate = 100, large.tile_m = 192;
+  few.name = "few", few.rate = 90, few.tile_m = 64, few.ctas_per_sm = 3, few.min_queries = 32;
+  const std::array<const Kernel*, 2> table = {&large, &few};
+  const auto choice = [&](const AttentionProblem& p) {
+    const DeviceProperties device = hopper();
+    return choose_kernel(table, KernelKind::kForward, Family::kMmaSm80, KernelRequest(p, device)).kernel;
+  };
+  EXPECT_EQ(choice(problem(16, 128, 128, 12, 12, 64)), &few) << "384 tiles, or 192 in two turns";
+  EXPECT_EQ(choice(problem(4, 4096, 4096, 32, 32, 64)), &large);
+  EXPECT_EQ(choice(problem(64, 31, 128, 12, 12, 64)), &large) << "too few queries";
+}
+
 TEST(Schedule, KeysAreSplitAsAskedFor) {
   const auto splits = [](const AttentionProblem& p, int most, bool invariant = false) {
     const KeySplits asked{.most = most, .batch_invariant = invariant};

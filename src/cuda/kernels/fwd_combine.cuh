@@ -1,6 +1,6 @@
 // Merges the splits of a forward whose keys were divided among CTAs (num_splits): a warp has some columns of a row (merge_parts.cuh), or
-// where these are few and parts are many, the four warps of a CTA share the parts. It also clears the rows that take no part: with
-// splits, the main kernels write nothing but part_o and part_lse.
+// where these are few and parts are many, the four warps of a CTA share the parts; where rows are many and parts few, a warp has four rows
+// (merge_rows.cuh). It also clears the rows that take no part: with splits, the main kernels write nothing but part_o and part_lse.
 //
 // What bounds it where rows are few is latency: a read of parts follows the other. So it begins while the main kernel ends, and asks for the
 // first parts before it knows what they weigh.
@@ -12,6 +12,7 @@
 #pragma once
 
 #include "cuda/kernels/merge_parts.cuh"
+#include "cuda/kernels/merge_rows.cuh"
 #include "cuda/ptx/grid.cuh"
 
 namespace fovea::cuda {
@@ -26,14 +27,17 @@ struct CombineShape {
   int columns;  ///< that a warp has: all, or where that leaves SMs idle as many as it merges at a time
   int chunks;   ///< of so many columns
   int64_t items;
-  bool shares_parts;  ///< the warps of a CTA, of an item
+  bool shares_parts;     ///< the warps of a CTA, of an item
+  int rows_of_warp = 1;  ///< or kRowsOfWarp: an item is so many rows
 
   constexpr explicit CombineShape(const ForwardArgs& args)
       : rows(args.p.seqlen_q > 0 ? args.p.seqlen_q : 1), columns(columns_at_once(args.p.head_dim_v)) {
     const int64_t all_rows = static_cast<int64_t>(args.p.batch) * args.p.heads_q * rows;
     if (all_rows > kManyRows) columns = args.p.head_dim_v;
     chunks = (args.p.head_dim_v + columns - 1) / columns;
-    items = all_rows * chunks;
+    if (all_rows > kManyRows && args.num_splits <= kPartsOfRow && args.p.head_dim_v % 4 == 0)
+      rows_of_warp = kRowsOfWarp;
+    items = (all_rows * chunks + rows_of_warp - 1) / rows_of_warp;
     shares_parts = !args.parts_in_turn && args.num_splits >= kManyParts && items <= kFewItems;
   }
 
@@ -44,20 +48,6 @@ struct CombineShape {
 constexpr int64_t fwd_combine_ctas(const ForwardArgs& args) {
   const CombineShape shape(args);
   return shape.shares_parts ? shape.items : (shape.items + kCombineWarps - 1) / kCombineWarps;
-}
-
-/// Writes zeros and -inf to the rows of a sequence that take no part. The last packed sequence holds all rows that follow: the
-/// warp of row `row` clears every rows-th of them.
-template <class T>
-__device__ __forceinline__ void clear_unused(const tile::AttentionParams& p, const tile::SequenceSpan& span,
-                                             int batch, int head, int row, int rows) {
-  const int lane = static_cast<int>(threadIdx.x) % 32;
-  for (int64_t i = row; i < span.length_q; i += rows) {
-    if (i < span.used_q) continue;
-    const int64_t offset = p.o.offset(batch, span.row_q + i, head);
-    for (int c = lane; c < p.head_dim_v; c += 32) store_o<T>(p, offset + c, 0.0f);
-    if (lane == 0 && p.lse.data != nullptr) p.lse.data[p.lse.offset(batch, head, span.row_q + i)] = -INFINITY;
-  }
 }
 
 /// Adds up what the warps of a CTA have found. True in warp 0, which has the sum.
@@ -84,6 +74,10 @@ __global__ void __launch_bounds__(kCombineThreads, 6) fwd_combine(const __grid_c
   const unsigned item =
       shape.shares_parts ? blockIdx.x : blockIdx.x * kCombineWarps + static_cast<unsigned>(warp);
   if (item >= shape.items) return;
+  if (shape.rows_of_warp > 1) {
+    merge_rows<T>(args, static_cast<int64_t>(item) * kRowsOfWarp, shape.rows);
+    return;
+  }
   const unsigned row_of_all = item / shape.chunks, plane = row_of_all / shape.rows;
   const int chunk = static_cast<int>(item - row_of_all * shape.chunks),
             row = static_cast<int>(row_of_all - plane * shape.rows),

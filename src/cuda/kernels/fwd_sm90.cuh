@@ -2,7 +2,7 @@
 //
 //   S = Q K^T        P = exp2(scale log2(e) S - m)        O = P V / l        lse = m + log l
 //
-// A CTA stays on its SM and takes tile after tile. The first warpgroup produces: its threads find out what the
+// A CTA stays on its SM and takes tile after tile; where all tiles find room at once, each has one. The first warpgroup produces: its threads find out what the
 // next tile is and order its loads. Each other warpgroup is a consumer: it owns 64 rows of queries and walks
 // over the blocks of kTileN keys that they see, from the last to the first. Scores, weights and outputs of a
 // row stay in the four lanes that hold it. While one consumer takes exponentials, the others have the tensor
@@ -25,6 +25,7 @@
 //   fwd_sm90_consumer.cuh   Q K^T, softmax, P V, and the two schedules
 //   fwd_sm90_softmax.cuh    weights of a block; fwd_sm90_softmax_e4m3.cuh those of 8 bits
 //   fwd_sm90_sums.cuh       sums of O in shared memory, of operands of 8 bits
+//   fwd_sm90_shared_rows.cuh  the sums of two consumers that have the same rows
 //   fwd_sm90_epilogue.cuh   O and lse
 // Shared memory (fwd_sm90_config.cuh)
 //   Q 64 rows a consumer; K and V `stages` blocks each. All in strips of 64 columns: rows of 128 bytes,
@@ -41,6 +42,7 @@
 //   empty_k[s] empty_v[s]  nobody reads the block any more              4 warps a consumer -> loader
 //   full_next[t] empty_next[t]  the index of the next tile is there, or read   loader -> planners, and back
 //   part_written[i] (stream_k)  a part of a tile is written            4 warps of the consumer -> producers
+//   1 (shared_rows)      what the other left has been read; both have left theirs    both consumers
 //   turn 1 + w (ping_pong)  the products of consumer w - 1 are done     consumer w - 1 -> consumer w
 //                           (queued), or all of them queued (overlapped)
 //
@@ -65,7 +67,7 @@ namespace fovea::cuda {
 /// Roles: warp 0 of the first warpgroup loads K and V, of the next ones a thread each plans tiles and loads Q; the
 /// other warpgroups are consumers.
 template <class Instance>
-__global__ void __launch_bounds__(Instance::kConfig.threads(), 1)
+__global__ void __launch_bounds__(Instance::kConfig.threads(), Instance::kConfig.ctas_per_sm)
     fwd_sm90(const __grid_constant__ TmaForwardArgs args) {
   using Consumer = FwdSm90Consumer<Instance>;
   constexpr FwdSm90Config kConfig = Instance::kConfig;

@@ -41,6 +41,11 @@ struct FwdSm90Config {
   bool expression = false;  ///< compiled for warp/expression.cuh
   /// Waits for keys that arrive (ArrivingKeysView), which costs 1 % of the cycles, at 512 keys 4 %.
   bool arriving = false;
+  /// The consumers have the same 64 rows, each every other block of keys, and add up what they have at the end of the tile
+  /// (fwd_sm90_shared_rows.cuh): a tile takes half as long where there are too few for all SMs.
+  bool shared_rows = false;
+  int ctas_per_sm =
+      1;  ///< of short tiles several: what one waits for, its loads and its end, stands beside the others' products
   bool stream_k = false;  ///< tiles of few queries, cut into equal shares of all keys (fwd_stream_k.cuh)
   bool bf16x3 = false;    ///< float32: operands as bf16x3, each product a sum of six (part_pair)
   /// Operands of float8_e4m3fn. Products want V's keys side by side: transpose_values.cuh writes it so beforehand.
@@ -51,6 +56,12 @@ struct FwdSm90Config {
   static constexpr int kMostShared = 227 * 1024;
   static constexpr bool multiplies_qv = false;
 
+  /// Whether the consumers may share rows: two, and nothing beside the plain problem.
+  constexpr bool can_share_rows() const {
+    return consumers == 2 && stages % 2 == 0 &&
+           !(row_sum_in_mma || ping_pong || softcap || alibi || dropout) &&
+           !(expression || arriving || stream_k || bf16x3 || e4m3);
+  }
   constexpr int parts() const { return bf16x3 ? kBf16x3Parts : 1; }    ///< of an operand
   constexpr int element_bytes() const { return e4m3 ? 1 : 2; }         ///< of a part
   constexpr int strip() const { return kRowBytes / element_bytes(); }  ///< its columns
@@ -59,14 +70,14 @@ struct FwdSm90Config {
   /// that consumers lack.
   constexpr bool pages() const { return !bf16x3 && !dropout; }
   /// Threads that plan tiles; the fourth warp of the producers loads K and V.
-  constexpr int planners() const { return consumers < 3 ? consumers : 3; }
+  constexpr int planners() const { return row_groups() < 3 ? row_groups() : 3; }
 
   constexpr int threads() const { return 128 * (consumers + 1); }
-  constexpr int tile_m() const { return kRows * consumers; }
+  constexpr int tile_m() const { return kRows * row_groups(); }
   /// What the pieces shared with fwd_sm90_wide ask for: groups of 64 rows with a Q of their own, the columns of O that
   /// an epilogue writes, and the threads that read the index of the next tile.
-  constexpr int row_groups() const { return consumers; }
-  constexpr int columns_o() const { return head_dim_v; }
+  constexpr int row_groups() const { return shared_rows ? 1 : consumers; }
+  constexpr int columns_o() const { return shared_rows ? head_dim_v / consumers : head_dim_v; }
   constexpr int next_readers() const { return planners(); }
   static constexpr int cluster = 1;
   /// Registers of a thread: what the launch gives to all, in multiples of 8, less what the producers can do
@@ -74,10 +85,10 @@ struct FwdSm90Config {
   constexpr int producer_registers() const {
     if (stream_k) return 152;  // they merge, too
     if (consumers >= 3) return 32;
-    return consumers == 2 && !bf16x3 ? 40 : 56;
+    return (consumers == 2 && !bf16x3) || ctas_per_sm > 1 ? 40 : 56;
   }
   constexpr int consumer_registers() const {
-    const int each = 65536 / threads() / 8 * 8;
+    const int each = 65536 / ctas_per_sm / threads() / 8 * 8;
     const int all = (each < 256 ? each : 248) * (consumers + 1);
     const int rest = (all - producer_registers()) / consumers / 8 * 8;
     return rest < 240 ? rest : 240;
@@ -94,8 +105,12 @@ struct FwdSm90Config {
   constexpr int v_stage_bytes() const { return v_bytes() + ones_bytes(); }
   /// Of the kernel as it is compiled.
   constexpr bool stages_pairs() const { return Expression::kReadsPairs && stages_beside_pairs > 0; }
-  constexpr int k_at() const { return consumers * q_bytes(); }
+  constexpr int k_at() const { return row_groups() * q_bytes(); }
   constexpr int ring() const { return stages_pairs() ? stages_beside_pairs : stages; }
+  /// Rings that the stages are dealt to, block by block. With shared_rows one for each consumer: a stage that changed its reader could be taken
+  /// for full by a consumer that has not seen the other's use of it.
+  constexpr int rings() const { return shared_rows ? consumers : 1; }
+  constexpr int stages_of_ring() const { return ring() / rings(); }
   constexpr int v_at() const { return k_at() + ring() * k_bytes(); }
   constexpr int barriers_at() const { return v_at() + ring() * v_stage_bytes(); }
   constexpr int barriers() const { return 2 * consumers + 4 * ring() + 4 + (stream_k ? 2 : 0); }
@@ -114,12 +129,16 @@ struct FwdSm90Config {
   constexpr int pair_row_bytes() const { return tile_n * 2 + 16; }
   constexpr int pair_block_bytes() const { return 16 * pair_row_bytes(); }
   constexpr int all_pairs_bytes() const { return 4 * consumers * 2 * pair_block_bytes(); }
+  /// With shared_rows: what each consumer leaves for the other, of each thread half of its sums of O, maxima and sums of its rows.
+  constexpr int shared_rows_at() const { return (pairs_at() + 15) / 16 * 16; }
+  constexpr int shared_rows_bytes() const { return shared_rows ? 128 * (columns_o() / 2 + 4) * 4 : 0; }
   /// Sums of O of operands of 8 bits: the registers of acc_o, in float32.
   constexpr int sums_at() const { return (pairs_at() + 15) / 16 * 16; }
   constexpr int sums_bytes() const { return e4m3 ? kRows * head_dim_v * 4 : 0; }  ///< of a consumer
   /// Enough for both ways to compile it: the library's table does not know the expression.
   constexpr int shared_bytes() const {
     if (e4m3) return sums_at() + consumers * sums_bytes();
+    if (shared_rows) return shared_rows_at() + consumers * shared_rows_bytes();
     const auto up_to_pairs = [&](int in_ring) {
       return pairs_at() + (in_ring - ring()) * (k_bytes() + v_stage_bytes() + 4 * 8);
     };
@@ -163,9 +182,11 @@ struct alignas(16) FwdSm90WorkTile : FwdWorkTile {
 template <class Grid, class Config>
 constexpr Grid fwd_sm90_grid(const ForwardArgs& args, const Config& config) {
   if (args.part_rows > 0) return {args.num_splits};
-  const int64_t tiles = query_tiles(args, config.tile_m()).count();
+  const tile::QueryTiles tiles = query_tiles(args, config.tile_m());
+  if (args.one_tile_each)
+    return {int64_t{tiles.grid.blocks} * config.cluster, tiles.grid.heads, tiles.grid.batch};
   const int64_t slots = args.slots > 0 ? args.slots : 1;
-  return {(tiles < slots ? tiles : slots) * config.cluster};
+  return {(tiles.count() < slots ? tiles.count() : slots) * config.cluster};
 }
 
 /// Where things lie in shared memory: addresses in the shared window. Barriers: see fwd_sm90.cuh.
@@ -196,6 +217,11 @@ struct FwdSm90Memory {
   /// Block `parity` of the elements of a tensor of pairs of warp `warp` of consumer w.
   __device__ __forceinline__ uint32_t pairs(int w, int warp, int parity) const {
     return base + kConfig.pairs_at() + ((4 * w + warp) * 2 + parity) * kConfig.pair_block_bytes();
+  }
+
+  /// With shared_rows: four floats that consumer w leaves for the same thread of the other.
+  __device__ __forceinline__ uint32_t left_for_other(int w, int thread, int four) const {
+    return base + kConfig.shared_rows_at() + w * kConfig.shared_rows_bytes() + (four * 128 + thread) * 16;
   }
 
   /// Four sums of a thread of consumer w.
@@ -233,15 +259,15 @@ struct FwdSm90Memory {
 
   /// By one thread; the others see the barriers after a __syncthreads().
   __device__ __forceinline__ void init_barriers() const {
-    for (int w = 0; w < kConfig.consumers; ++w) {
+    for (int w = 0; w < kConfig.row_groups(); ++w) {
       ptx::mbarrier_init(full_q(w), 1);
-      ptx::mbarrier_init(empty_q(w), 4);
+      ptx::mbarrier_init(empty_q(w), 4 * kConfig.consumers / kConfig.row_groups());
     }
     for (int s = 0; s < kConfig.ring(); ++s) {
       ptx::mbarrier_init(full_k(s), 1);
       ptx::mbarrier_init(full_v(s), 1);
-      ptx::mbarrier_init(empty_k(s), 4 * kConfig.consumers);
-      ptx::mbarrier_init(empty_v(s), 4 * kConfig.consumers);
+      ptx::mbarrier_init(empty_k(s), 4 * kConfig.consumers / kConfig.rings());
+      ptx::mbarrier_init(empty_v(s), 4 * kConfig.consumers / kConfig.rings());
     }
     for (int part = 0; kConfig.stream_k && part < 2; ++part) ptx::mbarrier_init(part_written(part), 4);
     for (uint32_t turn = 0; turn < 2; ++turn) {
@@ -270,20 +296,29 @@ struct FwdSm90Memory {
   __device__ __forceinline__ uint32_t barrier(int i) const { return base + kConfig.barriers_at() + 8 * i; }
 };
 
-/// The place of a producer or a consumer in the ring of stages of K and V.
+/// The place of a producer or a consumer in a ring of stages of K and V.
 template <int kStages>
 struct StageRing {
-  int stage = 0;
+  int first = 0;  ///< stage of the ring
+  int stage = first;
   uint32_t phase = 0;  ///< parity of the use of the stage
 
-  __device__ __forceinline__ int before() const { return (stage == 0 ? kStages : stage) - 1; }
+  __device__ __forceinline__ int before() const { return (stage == first ? first + kStages : stage) - 1; }
   __device__ __forceinline__ void advance() {
-    if (++stage == kStages) {
-      stage = 0;
+    if (++stage == first + kStages) {
+      stage = first;
       phase ^= 1;
     }
   }
 };
+
+/// Of two rings the one whose turn it is stands first.
+template <int kStages>
+__device__ __forceinline__ void exchange(StageRing<kStages>& a, StageRing<kStages>& b) {
+  const StageRing<kStages> before = a;
+  a = b;
+  b = before;
+}
 
 /// The blocks of keys that an expression lets the consumers of a tile see, or all: of the tile whose first row is `row`. `head` is
 /// that of the queries: heads are not packed where there is an expression.

@@ -7,6 +7,7 @@
 #include "cuda/kernels/fwd_sm90_config.cuh"
 #include "cuda/kernels/fwd_sm90_epilogue.cuh"
 #include "cuda/kernels/fwd_sm90_scores.cuh"
+#include "cuda/kernels/fwd_sm90_shared_rows.cuh"
 #include "cuda/kernels/fwd_sm90_sums.cuh"
 #include "cuda/kernels/fwd_sm90_warpgroup.cuh"
 #include "cuda/ptx/barrier.cuh"
@@ -43,7 +44,7 @@ struct FwdSm90Consumer : FwdSm90Scores<Instance> {
   using WgmmaStart = ptx::WgmmaStart;
   static constexpr int kConsumers = kConfig.consumers;
   static constexpr int kDim = kConfig.head_dim, kDimV = kConfig.head_dim_v;
-  static constexpr int kStages = kConfig.ring(), kRowBytes = kConfig.kRowBytes;
+  static constexpr int kStages = kConfig.stages_of_ring(), kRowBytes = kConfig.kRowBytes;
   static constexpr int kStripsQ = kConfig.strips(kDim), kStripsV = kConfig.strips(kDimV);
   static constexpr int kProducts = products_of_parts(kParts), kStepsQk = kDim / kOfStep;
   /// Columns of P V: with row_sum_in_mma the last eight hold the row sum.
@@ -60,6 +61,8 @@ struct FwdSm90Consumer : FwdSm90Scores<Instance> {
   static_assert(!kConfig.e4m3 || !(kConfig.dropout || kConfig.expression || kConfig.row_sum_in_mma));
   static_assert(kTileN % kOfStep == 0 && kDim % kOfStep == 0 && kDimV % 16 == 0);
   static_assert(!kConfig.row_sum_in_mma || kDimV % kConfig.strip() == 0, "ones have a strip of their own");
+
+  static_assert(!kConfig.shared_rows || kConfig.can_share_rows());
 
   using Weights = uint32_t[kParts][kStepsPv][4];
 
@@ -80,8 +83,9 @@ struct FwdSm90Consumer : FwdSm90Scores<Instance> {
       : Base(args_, memory_, w_),
         leader(lane == 0),
         base16(uniform(static_cast<int>(memory_.base / 16))),
-        q16(uniform(static_cast<int>(memory_.q(w_) / 16))),
-        sums{memory_, w_} {}
+        q16(uniform(static_cast<int>(memory_.q(row_group()) / 16))),
+        sums{memory_, w_},
+        ring{kConfig.shared_rows ? uniform(w_ * kStages) : 0} {}
 
   /// Takes tiles until the planner says that there are no more.
   __device__ __forceinline__ void run() {
@@ -118,8 +122,10 @@ struct FwdSm90Consumer : FwdSm90Scores<Instance> {
   __device__ __forceinline__ void release(uint32_t barrier) const {
     if (leader) ptx::mbarrier_arrive(barrier);
   }
+  /// Which 64 rows of the tile are the consumer's.
+  __device__ __forceinline__ int row_group() const { return kConfig.shared_rows ? 0 : w; }
   /// Nothing reads the tile's Q in shared memory any more.
-  __device__ __forceinline__ void release_q() const { release(memory.empty_q(w)); }
+  __device__ __forceinline__ void release_q() const { release(memory.empty_q(row_group())); }
   /// Ping-pong: waits until the consumer before has passed the tensor cores on.
   __device__ __forceinline__ void wait_for_turn() const {
     if constexpr (kConfig.ping_pong) ptx::barrier_wait(1 + w, 256);
@@ -133,8 +139,8 @@ struct FwdSm90Consumer : FwdSm90Scores<Instance> {
 
   /// Waits for the tile and its Q, and loads Q where it goes to registers. False: there is no tile any more.
   __device__ __forceinline__ bool begin_tile(uint32_t tile_count) {
-    wait_for_tile(memory.full_q(w), tile_count);
-    work = memory.work_tile(w, tile_count);
+    wait_for_tile(memory.full_q(row_group()), tile_count);
+    work = memory.work_tile(row_group(), tile_count);
     return !uniform(work->last);
   }
 
@@ -144,6 +150,8 @@ struct FwdSm90Consumer : FwdSm90Scores<Instance> {
     if constexpr (Expression::kHasSees) {
       const SeenTile seen = work->seen;
       return {begin, end, full_begin, full_end, uniform(seen.before), 0, seen.words};
+    } else if constexpr (kConfig.shared_rows) {
+      return {begin, end - uniform(w), full_begin, full_end, 0, 0, {}};  // all that are loaded are the rows'
     } else {
       const int load_begin = uniform(work->load_begin), load_end = uniform(work->load_end);
       return {begin,
@@ -174,7 +182,8 @@ struct FwdSm90Consumer : FwdSm90Scores<Instance> {
   }
   /// The last block before n that is loaded; less than `begin` where there is none.
   __device__ __forceinline__ Block block_before(KeyBlocks& blocks, int n) const {
-    if constexpr (!Expression::kHasSees) return {n - 1, false};
+    if constexpr (!Expression::kHasSees)
+      return {n - kConfig.rings(), false};  // consumers that share rows have every other block
     n = tile::block_before(n, blocks.begin, [&](int at) {
       if (at != blocks.seen.at) blocks.seen = words_at(at);
       return blocks.seen.any;
@@ -188,8 +197,8 @@ struct FwdSm90Consumer : FwdSm90Scores<Instance> {
 #pragma unroll
       for (int step = 0; step < kStepsQk; ++step) {
         const int lane = lane_index(), r = 16 * warp_index() + lane % 16, chunk = step % 4 * 2 + lane / 16;
-        ptx::ldmatrix_x4(q_fragments[step],
-                         memory.q(w) + step / 4 * kRows * kRowBytes + r * kRowBytes + (chunk ^ r % 8) * 16);
+        ptx::ldmatrix_x4(q_fragments[step], memory.q(row_group()) + step / 4 * kRows * kRowBytes +
+                                                r * kRowBytes + (chunk ^ r % 8) * 16);
       }
       release_q();
     }
@@ -227,12 +236,18 @@ struct FwdSm90Consumer : FwdSm90Scores<Instance> {
     }
   }
 
-  /// Writes O and lse, and skips the blocks behind the consumer's last one. Writing comes first, beside the
+  /// Writes O and lse, or its half of the columns, and skips the blocks behind the consumer's last one. Writing comes first, beside the
   /// other consumers' products, as the loader has stages left meanwhile; with bf16x3 that would take
   /// registers that are not there.
   __device__ __forceinline__ void end_tile(const KeyBlocks& blocks) {
     if (kConfig.bf16x3) skip_blocks(blocks_after(blocks));
     if constexpr (kConfig.e4m3) sums.add_to(acc_o);
+    if constexpr (kConfig.shared_rows) {
+      float half[kColumnsO / 4];
+      add_up_shared_rows(memory, w, acc_o, rows, half);
+      FwdSm90Epilogue<Instance>(args, *work, w * kConfig.columns_o()).write(half, rows);
+      return;
+    }
     FwdSm90Epilogue<Instance>(args, *work)
         .write(acc_o, rows);  // the planner overwrites *work two tiles later
     if (!kConfig.bf16x3) {

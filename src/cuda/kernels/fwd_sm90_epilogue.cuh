@@ -22,8 +22,10 @@ struct FwdSm90Epilogue {
   static constexpr auto kConfig = Instance::kConfig;
   using Key = std::conditional_t<kConfig.e4m3, E4M3, T>;
   static constexpr int kColumns = kConfig.columns_o(), kTileN = kConfig.tile_n;
-  /// Kernels that mostly decode write many parts; for others the code is not worth its place.
-  static constexpr bool kPartsByTwos = kConfig.stream_k || kConfig.multiplies_qv;
+  /// Kernels with one consumer (and a warpgroup of producers) mostly have short tiles in one part, and the code costs them 2 % (64 sequences
+  /// of 512 keys).
+  static constexpr bool kPartsByTwos =
+      kConfig.stream_k || kConfig.multiplies_qv || kConfig.threads() > 2 * 128;
 
   const TmaForwardArgs& args;
   const ForwardArgs& f;

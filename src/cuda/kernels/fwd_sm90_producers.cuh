@@ -112,6 +112,14 @@ __device__ __forceinline__ int told_next(const Memory& memory, uint32_t turn) {
   return __shfl_sync(0xffffffffu, index, 0);
 }
 
+/// The tile of this CTA or cluster where each has one (ForwardArgs::one_tile_each).
+template <unsigned kCluster>
+__device__ __forceinline__ tile::WorkTile tile_of_grid(const tile::AttentionParams& p) {
+  const unsigned block = blockIdx.x / kCluster, last = gridDim.x / kCluster - 1;
+  return {static_cast<int>(tile::later_queries_first(p) ? last - block : block), static_cast<int>(blockIdx.y),
+          static_cast<int>(blockIdx.z), 0, true};
+}
+
 /// Calls visit(tile, where its sequence lies, its first row, the blocks that its consumers need) for the tiles of this
 /// CTA or cluster, the same for each producer. Tiles of equal work are dealt out beforehand. Tiles of unequal work a CTA takes
 /// from a counter, one when it has loaded the one before.
@@ -124,8 +132,15 @@ __device__ __forceinline__ void for_each_tile(const TmaForwardArgs& args, const 
   }
   constexpr int kTileM = Memory::kConfig.tile_m(), kTileN = Memory::kConfig.tile_n;
   const ForwardArgs& f = args.f;
-  const tile::QueryTiles tiles = query_tiles(f, kTileM, Memory::kConfig.expression && f.sequences_first);
   constexpr unsigned kCluster = Memory::kConfig.cluster;
+  // Where expressions say what is seen, planners have no registers for a second copy of what they do with a tile.
+  if (!Memory::kConfig.seen_blocks() && f.one_tile_each) {
+    const tile::WorkTile work = tile_of_grid<kCluster>(f.p);
+    const tile::SequenceSpan span = tile::whole_span(f.p);
+    visit(work, span, work.block * kTileM, blocks_of_rows<kTileN>(f, span, work.block * kTileM, kTileM));
+    return;
+  }
+  const tile::QueryTiles tiles = query_tiles(f, kTileM, Memory::kConfig.expression && f.sequences_first);
   const int count = static_cast<int>(tiles.count()), own = static_cast<int>(blockIdx.x / kCluster);
   const int all = static_cast<int>(gridDim.x / kCluster);
   const auto next = [&](uint32_t turn) {
@@ -160,8 +175,8 @@ struct TmaKeys {
   __device__ __forceinline__ TmaKeys(const TmaForwardArgs& args_, const tile::WorkTile& work,
                                      const tile::SequenceSpan& span)
       : args(args_),
-        head(args.f.pack_group ? work.head
-                               : static_cast<int>(static_cast<unsigned>(work.head) / args.f.p.group)),
+        head(args.f.pack_group || args.f.p.group == 1 ? work.head
+                                                      : tile::quotient(work.head, args.f.p.group)),
         sequence(paged() ? work.batch : tile::cache_of(args.f.p, work.batch)),
         first_row(paged() ? span.used_k - 1 : static_cast<int>(span.row_k)) {}
 
@@ -222,7 +237,9 @@ __device__ __forceinline__ void fwd_sm90_load_keys(const TmaForwardArgs& args,
   }
   constexpr bool kPages = Memory::kConfig.pages();
   const int first = kPages ? lane * args.box_keys : 0;  // key of the lane's box in the block
-  StageRing<Memory::kConfig.ring()> ring;
+  constexpr int kStages = Memory::kConfig.stages_of_ring();
+  constexpr bool kTwoRings = Memory::kConfig.rings() == 2;
+  StageRing<kStages> ring, other{kStages};  // blocks go to them in turn, where there are two
   for_each_tile<kPages ? Taker::kWarp : Taker::kThread>(
       args, memory,
       [&](const tile::WorkTile& work, const tile::SequenceSpan& span, int first_row,
@@ -230,6 +247,7 @@ __device__ __forceinline__ void fwd_sm90_load_keys(const TmaForwardArgs& args,
         const TmaKeys keys(args, work, span);
         const TileBlocks<Memory::kConfig.consumers> blocks(args.f, work.batch, work.head, first_row);
         int part = -1;  // of keys that arrive: the one that the tile has come to, if any
+        if (kTwoRings && ring.first != 0) exchange(ring, other);
 #pragma unroll 1
         for (int n = blocks.before(loads.end, loads.begin); n >= loads.begin;
              n = blocks.before(n, loads.begin)) {
@@ -259,6 +277,7 @@ __device__ __forceinline__ void fwd_sm90_load_keys(const TmaForwardArgs& args,
                  memory.full_v(ring.stage), memory.empty_v(ring.stage));
           }
           ring.advance();
+          if (kTwoRings) exchange(ring, other);
         }
       });
 }

@@ -40,6 +40,44 @@ __device__ __forceinline__ void store_o(const tile::AttentionParams& p, int64_t 
   }
 }
 
+/// Writes zeros and -inf to the rows of a sequence that take no part. The last packed sequence holds all rows that follow: the
+/// warp of row `row` clears every rows-th of them.
+template <class T>
+__device__ __forceinline__ void clear_unused(const tile::AttentionParams& p, const tile::SequenceSpan& span,
+                                             int batch, int head, int row, int rows) {
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  for (int64_t i = row; i < span.length_q; i += rows) {
+    if (i < span.used_q) continue;
+    const int64_t offset = p.o.offset(batch, span.row_q + i, head);
+    for (int c = lane; c < p.head_dim_v; c += 32) store_o<T>(p, offset + c, 0.0f);
+    if (lane == 0 && p.lse.data != nullptr) p.lse.data[p.lse.offset(batch, head, span.row_q + i)] = -INFINITY;
+  }
+}
+
+/// Writes elements [offset, offset + 4) of o, at once where all its rows are aligned.
+template <class T>
+__device__ __forceinline__ void store_four(const tile::AttentionParams& p, int64_t offset,
+                                           const float (&o)[4]) {
+  if ((p.aligned16 & tile::kAlignedO) == 0) {
+#pragma unroll
+    for (int c = 0; c < 4; ++c) store_o<T>(p, offset + c, o[c]);
+  } else if (sizeof(T) == 4 || p.o_is_f32()) {
+    *reinterpret_cast<float4*>(reinterpret_cast<float*>(p.o.data) + offset) =
+        make_float4(o[0], o[1], o[2], o[3]);
+  } else {
+    alignas(8) T packed[4] = {T(o[0]), T(o[1]), T(o[2]), T(o[3])};
+    *reinterpret_cast<uint2*>(reinterpret_cast<T*>(p.o.data) + offset) =
+        *reinterpret_cast<const uint2*>(packed);
+  }
+}
+
+/// o += weight x.
+__device__ __forceinline__ void add_weighted(float weight, const float4& x, float (&o)[4]) {
+  if (weight == 0) return;  // without a key: what is read there has no meaning
+  o[0] = fmaf(weight, x.x, o[0]), o[1] = fmaf(weight, x.y, o[1]), o[2] = fmaf(weight, x.z, o[2]),
+  o[3] = fmaf(weight, x.w, o[3]);
+}
+
 /// `PartAt`: the index in part_lse (and in part_o, times head_dim_v) of the row in part n. kInFlight: reads of part_o that a
 /// lane starts before it needs the first.
 template <class T, int kInFlight, class PartAt>
@@ -74,10 +112,12 @@ struct MergeParts {
   /// Writes the lane's of the columns from `first` on.
   __device__ __forceinline__ void write_o(int batch, int head, int64_t row, int first,
                                           const float (&o)[4]) const {
+    if (column_of_lane(first) >= p.head_dim_v) return;
     const int64_t offset = p.o.offset(batch, row, head) + column_of_lane(first);
-#pragma unroll
-    for (int c = 0; c < 4; ++c) {
-      if (c < width() && column_of_lane(first) < p.head_dim_v) store_o<T>(p, offset + c, o[c]);
+    if (width() == 4) {
+      store_four<T>(p, offset, o);
+    } else {
+      store_o<T>(p, offset, o[0]);
     }
   }
 
@@ -149,11 +189,6 @@ struct MergeParts {
   }
   __device__ __forceinline__ float weight_of(const PartWeights& weights, int n) const {
     return exp_of(args.part_lse[part_at(n)] - weights.reference) * weights.inverse;
-  }
-  static __device__ __forceinline__ void add_weighted(float weight, const float4& x, float (&o)[4]) {
-    if (weight == 0) return;  // without a key: what is read there has no meaning
-    o[0] = fmaf(weight, x.x, o[0]), o[1] = fmaf(weight, x.y, o[1]), o[2] = fmaf(weight, x.z, o[2]),
-    o[3] = fmaf(weight, x.w, o[3]);
   }
   __device__ __forceinline__ float4 read_part(int n, int column) const {
     float4 x = make_float4(0, 0, 0, 0);

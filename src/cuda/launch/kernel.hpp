@@ -145,10 +145,12 @@ struct Kernel {
   int tile_m = 0, tile_n = 0;  ///< rows of queries and keys of one tile
   int threads = 0;
   int cluster = 1;          ///< CTAs of a cluster, which take a tile together
+  int ctas_per_sm = 1;      ///< forward, with a rate: CTAs that an SM is meant to hold
   size_t shared_bytes = 0;  ///< dynamic shared memory of one CTA
   int64_t min_keys = 0;     ///< longest sequence of keys below which kernels of smaller tiles are faster
   int64_t most_keys = 0;    ///< longest sequence of keys above which other kernels are faster; 0: none
-  /// Percent of the rate that the fastest kernel of the same head sizes reaches on large problems. Kernels that
+  int64_t min_queries = 0;  ///< forward: fewer queries are left to other kernels
+  /// Percent of the rate that the fastest kernel of the same head sizes reaches on large problems (an SM with ctas_per_sm CTAs). Kernels that
   /// have one are chosen by the time that their tiles would take: large tiles waste less, small ones fill more SMs.
   int rate = 0;
   int unequal_rate =

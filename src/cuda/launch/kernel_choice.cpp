@@ -142,6 +142,9 @@ std::string keys_clause(const Kernel& k, const KernelRequest& r) {
   if (k.most_keys > 0 && r.problem.seqlen_k > k.most_keys)
     return "is for up to " + std::to_string(k.most_keys) + " keys, this problem has " +
            std::to_string(r.problem.seqlen_k);
+  if (r.problem.seqlen_q < k.min_queries)
+    return "is for " + std::to_string(k.min_queries) + " queries or more, this problem has " +
+           std::to_string(r.problem.seqlen_q);
   if (r.problem.seqlen_k >= k.min_keys) return "";
   return "is for " + std::to_string(k.min_keys) + " keys or more, this problem has " +
          std::to_string(r.problem.seqlen_k);
@@ -369,10 +372,10 @@ bool serves(const Kernel& k, KernelKind kind, Family family) {
 const Kernel* fastest_like(const Kernel& first, std::span<const Kernel* const> table, Family family,
                            const KernelRequest& request) {
   const Kernel* fastest = &first;
+  const bool of_one = request.splits.batch_invariant;
+  const AttentionProblem& problem = of_one ? request.problem.of_one_sequence() : request.problem;
   const auto time_of = [&](const Kernel& kernel) {
-    return request.splits.batch_invariant
-               ? time_of_tiles(request.problem.of_one_sequence(), kernel, kInvariantSms)
-               : time_of_tiles(request.problem, kernel, request.device.sm_count);
+    return time_of_tiles(problem, kernel, of_one ? kInvariantSms : request.device.sm_count, request.splits);
   };
   double shortest = time_of(first);
   for (const Kernel* other : table) {

@@ -3,31 +3,15 @@
 
 #include <algorithm>
 #include <bit>
-#include <cmath>
 #include <random>
 
 #include "cuda/kernels/bf16x3.hpp"
 #include "cuda/launch/params.hpp"
+#include "cuda/launch/sizes.hpp"
 #include "expr/pair_expressions.hpp"
 
 namespace fovea::cuda {
 namespace {
-
-constexpr int64_t ceil_div(int64_t a, int64_t b) {
-  return (a + b - 1) / b;
-}
-/// a * b, or kTooMuch. Neither is negative.
-constexpr int64_t saturating_product(int64_t a, int64_t b) {
-  int64_t product = 0;
-  return __builtin_mul_overflow(a, b, &product) ? Parts::kTooMuch : std::min(product, Parts::kTooMuch);
-}
-
-/// What a CTA costs beside its blocks of keys (launch, Q, the epilogue), in blocks.
-constexpr double kFixedSteps = 2;
-/// What the launch that merges costs, in blocks, and each part that it reads for each CTA that wrote it.
-constexpr double kMergeSteps = 4, kPartSteps = 0.25;
-/// Parts of a row that the merge holds at a time: one a thread of its lanes.
-constexpr int64_t kMostSplits = 128;
 
 /// Whether tiles of queries can see different numbers of keys.
 bool tiles_differ(const AttentionProblem& p) {
@@ -106,55 +90,6 @@ bool packs_group(const AttentionProblem& p, const Kernel& kernel) {
   const int64_t packed = m_blocks(p, true, kernel.tile_m);
   const int64_t apart = m_blocks(p, false, kernel.tile_m) * p.group();
   return 4 * packed <= 3 * apart;
-}
-
-double time_of_tiles(const AttentionProblem& p, const Kernel& kernel, int sm_count) {
-  const bool pack = packs_group(p, kernel);
-  const int64_t heads = pack ? p.heads_kv : p.heads_q, rows = p.seqlen_q * (pack ? p.group() : 1);
-  const int64_t tiles =
-      heads * (p.packed ? ceil_div(p.total_q * (pack ? p.group() : 1), kernel.tile_m) + p.batch / 2
-                        : p.batch * ceil_div(rows, kernel.tile_m));
-  // Start and end of a tile cost about as much as so many keys of it.
-  constexpr double kFixedKeys = 200;
-  const auto blocks = static_cast<double>(ceil_div(p.seqlen_k, std::max(1, kernel.tile_n)));
-  double longest = blocks * kernel.tile_n, average = longest;
-  if (p.window_right >= 0) average = std::max(longest - static_cast<double>(p.seqlen_q) / 2, longest / 2);
-  if (p.window_left >= 0) {
-    const auto wide =
-        static_cast<double>(p.window_left + std::max<int64_t>(p.window_right, 0) + kernel.tile_m);
-    longest = std::min(longest, wide);
-    average = std::min(average, wide);
-  }
-  const int rate = average < longest && kernel.unequal_rate > 0 ? kernel.unequal_rate : kernel.rate;
-  const auto tile_time = [&](double keys) { return kernel.tile_m * (keys + kFixedKeys) / rate; };
-  const auto slots = static_cast<double>(std::max(1, sm_count));
-  const double turns = static_cast<double>(tiles) / slots;
-  // Tiles of one length take whole turns; of many lengths, longest first, they even out, as far as the shortest are short.
-  if (average == longest) return std::ceil(turns) * tile_time(longest);
-  const double shortest = p.packed ? 0 : std::max(0.0, longest - static_cast<double>(p.seqlen_q));
-  return std::max({tile_time(longest), turns * tile_time(average), std::ceil(turns) * tile_time(shortest)});
-}
-
-int best_num_splits(int64_t ctas, int64_t steps, int64_t slots, int64_t largest) {
-  // What the last wave leaves idle is worth the traffic of parts only where there are few waves. (With 10 of
-  // them, parts of a forward of 4 x 32 heads, d64, 4096 keys took a quarter longer on an H200.)
-  constexpr int64_t kMostWaves = 2;
-  if (ctas <= 0 || steps <= 1 || slots <= 0 || ctas > kMostWaves * slots) return 1;
-  const auto cost = [&](int64_t splits) {
-    const int64_t waves = ceil_div(ctas * splits, slots);
-    const double each = static_cast<double>(ceil_div(steps, splits)) + kFixedSteps;
-    const double merge = splits == 1 ? 0.0
-                                     : kMergeSteps + kPartSteps * static_cast<double>(splits) *
-                                                         static_cast<double>(ceil_div(ctas, slots));
-    return static_cast<double>(waves) * each + merge;
-  };
-  int64_t best = 1;
-  const int64_t most = std::min({steps, kMostSplits, largest});
-  for (int64_t splits = 2; splits <= most; ++splits) {
-    if (cost(splits) < cost(best)) best = splits;
-  }
-  // Fewer splits whose longest has as many steps: less to merge.
-  return static_cast<int>(ceil_div(steps, ceil_div(steps, best)));
 }
 
 int stream_lanes(int64_t heads, int64_t slots) {
@@ -296,9 +231,9 @@ void take_seen_blocks(const AttentionProblem& p, const tile::SeenBlocksView& vie
     layout.pairs = parts.take(words, 4);
 }
 
-/// Query rows of all heads and sequences, each of which has a row in every part.
-int64_t rows_of_parts(const AttentionProblem& p) {
-  return saturating_product(p.batch * p.heads_q, p.seqlen_q);
+/// Whether every sequence is as long as any, and alone in its rows of q and k.
+bool are_whole(const AttentionProblem& p) {
+  return !p.packed && !p.has_cache() && !p.has(Role::kSeqUsedQ) && !p.has(Role::kSeqUsedK);
 }
 
 /// Without splits.
@@ -307,12 +242,14 @@ int64_t ctas_of(const AttentionProblem& p, const Kernel& kernel, bool pack_group
   return m_blocks(p, pack_group, kernel.tile_m) * (pack_group ? p.heads_kv : p.heads_q) * p.batch * slices;
 }
 
-/// Parts of the keys: those that are asked for, else those that end soonest on `slots` CTAs at a time.
-int num_splits_of(const AttentionProblem& p, const Kernel& kernel, bool pack_group, int64_t slots,
+/// Parts of the keys: those that are asked for, else those that end soonest with `ctas_per_sm` CTAs at a time on each of `sms`.
+int num_splits_of(const AttentionProblem& p, const Kernel& kernel, bool pack_group, int sms, int ctas_per_sm,
                   int64_t most_bytes, const KeySplits& asked) {
   const int64_t steps = ceil_div(keys_of_tile(p, kernel), kernel.tile_n);
-  const int64_t part_bytes = saturating_product(rows_of_parts(p), (p.head_dim_v + 1) * 4);
-  const int64_t largest = most_bytes / std::max<int64_t>(1, part_bytes);
+  const int64_t largest = largest_parts(p, most_bytes);
+  if (asked.most == 0 && many_rows(p, kernel))
+    return static_cast<int>(soonest_parts(p, kernel, sms, largest));
+  const int64_t slots = int64_t{sms} * ctas_per_sm / kernel.cluster;
   if (asked.most == 0) return best_num_splits(ctas_of(p, kernel, pack_group), steps, slots, largest);
   return static_cast<int>(std::max<int64_t>(1, std::min({int64_t{asked.most}, steps, kMostSplits, largest})));
 }
@@ -404,9 +341,9 @@ ForwardLayout forward_layout(const AttentionProblem& p, const Kernel& kernel, co
   if (may_split && kernel.can_split && kernel.tile_n > 0) {
     args.num_splits =
         splits.batch_invariant
-            ? num_splits_of(p.of_one_sequence(), kernel, args.pack_group,
-                            kInvariantSms * ctas_per_sm / kernel.cluster, kMaxPartBytesOfSequence, splits)
-            : num_splits_of(p, kernel, args.pack_group, args.slots, kMaxPartBytes, splits);
+            ? num_splits_of(p.of_one_sequence(), kernel, args.pack_group, kInvariantSms, ctas_per_sm,
+                            kMaxPartBytesOfSequence, splits)
+            : num_splits_of(p, kernel, args.pack_group, device.sm_count, ctas_per_sm, kMaxPartBytes, splits);
   }
   Parts parts;
   take_split_parts(p, kernel, device, may_split, parts, layout);
@@ -426,6 +363,9 @@ ForwardLayout forward_layout(const AttentionProblem& p, const Kernel& kernel, co
   // 1,024 tokens, 16 heads of 128, causal: 17.3 us for 19.0; where there are more, it is worth 10 to 40 %), but where some wait for keys.
   const int64_t waves_in_turn = p.arriving_keys > 0 ? 1 : 2;
   const int64_t ctas = ctas_of(p, kernel, args.pack_group) * args.num_splits;
+  constexpr int64_t kMostOfGrid = 65535;  // of its second and third dimension
+  args.one_tile_each = kernel.persistent && !kernel.stream_k && !kernel.seen_blocks && args.num_splits == 1 &&
+                       ctas <= args.slots && are_whole(p) && std::max(p.heads_q, p.batch) <= kMostOfGrid;
   if (kernel.persistent && !kernel.stream_k && ctas > waves_in_turn * args.slots && tiles_differ(p))
     layout.tile_counter = parts.take(1, 4);
   if (kernel.seen_blocks && p.expressions && p.expressions->sees) {

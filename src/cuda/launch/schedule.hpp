@@ -33,10 +33,24 @@ bool packs_group(const AttentionProblem& problem, const Kernel& kernel);
 /// SMs that are counted where nothing may depend on the batch, nor on how much of a GPU is free: those of a large one.
 inline constexpr int kInvariantSms = 128;
 
-/// Relative time of a forward with one CTA on each of `sm_count` SMs, to compare kernels that have a `rate`.
-double time_of_tiles(const AttentionProblem& problem, const Kernel& kernel, int sm_count);
+/// Relative time of a forward on `sm_count` SMs, to compare kernels that have a `rate`: with the keys in as many parts as end soonest,
+/// where many_rows() and the kernel can.
+double time_of_tiles(const AttentionProblem& problem, const Kernel& kernel, int sm_count,
+                     const KeySplits& asked = {});
 
-/// The number of splits of keys that ends soonest: `ctas` CTAs of `steps` blocks of keys each, `slots` of which run at
+/// Whether tiles are many enough that time_of_tiles() decides on parts of the keys; else best_num_splits().
+bool many_rows(const AttentionProblem& problem, const Kernel& kernel);
+
+/// Parts of the keys of a problem with many_rows() that end soonest, at most `largest`.
+int64_t soonest_parts(const AttentionProblem& problem, const Kernel& kernel, int sm_count, int64_t largest);
+/// Query rows of all heads and sequences, each of which has a row in every part.
+int64_t rows_of_parts(const AttentionProblem& problem);
+/// Parts of the results that take at most `most_bytes`.
+int64_t largest_parts(const AttentionProblem& problem, int64_t most_bytes);
+/// Parts of a row that the merge holds at a time: one a thread of its lanes.
+inline constexpr int64_t kMostSplits = 128;
+
+/// The number of splits of keys that ends soonest where tiles have few rows: `ctas` CTAs of `steps` blocks of keys each, `slots` of which run at
 /// the same time. 1: no split. At most `largest`, which is what memory allows.
 int best_num_splits(int64_t ctas, int64_t steps, int64_t slots, int64_t largest);
 
