@@ -59,8 +59,6 @@ struct Groups {
     for (size_t& end : ends) end = 0;
   }
 };
-constexpr int kRankBit = 24;  ///< of a remote address: shared addresses are smaller
-constexpr uint32_t kOwnAddress = (1u << kRankBit) - 1;
 using WarpProduct = std::array<WgmmaProduct, kLanes>;
 
 struct Hopper {
@@ -76,7 +74,7 @@ Hopper& hopper() {
 
 MBarrier& barrier_at(uint32_t address, const char* what) {
   shared_bytes(address, 8, 8, what);
-  const auto found = hopper().barriers.find({cta_rank(), address});
+  const auto found = hopper().barriers.find({cta_rank(), without_rank(address)});
   if (found == hopper().barriers.end()) fail("%s: no barrier was made at shared address %#x", what, address);
   return found->second;
 }
@@ -295,7 +293,7 @@ bool step_of_tma() {
 void mbarrier_init(uint32_t barrier, int arrivals) {
   shared_bytes(barrier, 8, 8, "mbarrier.init");
   if (arrivals <= 0) fail("mbarrier.init for %d arrivals", arrivals);
-  hopper().barriers[{cta_rank(), barrier}] = {arrivals, 0, 0, 0};
+  hopper().barriers[{cta_rank(), without_rank(barrier)}] = {arrivals, 0, 0, 0};
 }
 void mbarrier_arrive(uint32_t barrier, uint32_t expected_bytes) {
   MBarrier& b = barrier_at(barrier, "mbarrier.arrive");
@@ -307,11 +305,11 @@ void mbarrier_arrive(uint32_t barrier, uint32_t expected_bytes) {
   interruption();
 }
 uint32_t remote_address(uint32_t address, int rank) {
-  return address | static_cast<uint32_t>(rank) << kRankBit;
+  return without_rank(address) | static_cast<uint32_t>(rank) << kRankBit;
 }
 void mbarrier_arrive_remote(uint32_t remote_barrier) {
   in_cta(static_cast<int>(remote_barrier >> kRankBit), [&] {
-    MBarrier& b = barrier_at(remote_barrier & kOwnAddress, "mbarrier.arrive.shared::cluster");
+    MBarrier& b = barrier_at(without_rank(remote_barrier), "mbarrier.arrive.shared::cluster");
     if (b.arrived == b.expected)
       fail("mbarrier.arrive at shared address %#x: more than %d arrivals of a phase", remote_barrier,
            b.expected);
@@ -322,7 +320,7 @@ void mbarrier_arrive_remote(uint32_t remote_barrier) {
 }
 void mbarrier_complete_remote(uint32_t remote_barrier, uint32_t bytes) {
   in_cta(static_cast<int>(remote_barrier >> kRankBit), [&] {
-    MBarrier& b = barrier_at(remote_barrier & kOwnAddress, "st.async");
+    MBarrier& b = barrier_at(without_rank(remote_barrier), "st.async");
     b.bytes -= bytes;
     complete(b);
   });
@@ -330,7 +328,7 @@ void mbarrier_complete_remote(uint32_t remote_barrier, uint32_t bytes) {
 void store_remote(uint32_t remote_to, uint32_t x) {
   interruption();
   in_cta(static_cast<int>(remote_to >> kRankBit), [&] {
-    std::memcpy(shared_bytes(remote_to & kOwnAddress, sizeof x, sizeof x, "st.shared::cluster"), &x,
+    std::memcpy(shared_bytes(without_rank(remote_to), sizeof x, sizeof x, "st.shared::cluster"), &x,
                 sizeof x);
   });
 }
@@ -388,7 +386,7 @@ void tma_load_multicast(uint32_t to, const CUtensorMap& map, uint32_t barrier, c
   barrier_at(barrier, "TMA");
   for (int cta = 0; ctas >> cta != 0; ++cta) {
     if ((ctas >> cta & 1) == 0) continue;
-    Load load{cta, to, barrier, decode(map, rank, to, "TMA"), {}};
+    Load load{cta, without_rank(to), without_rank(barrier), decode(map, rank, to, "TMA"), {}};
     std::copy_n(coordinates, rank, load.at.begin());
     hopper().loads.push_back(load);
   }

@@ -472,10 +472,14 @@ uint32_t random_below(uint32_t end) {
 
 unsigned char* shared_bytes(uint32_t address, size_t size, size_t alignment, const char* what) {
   const size_t end = processor().shared_size();
-  const size_t offset = size_t{address} - kSharedBase;
-  if (address < kSharedBase || offset + size > end)
+  const uint32_t own = without_rank(address);
+  const size_t offset = size_t{own} - kSharedBase;
+  // Without a rank: from a descriptor, which has no room for it.
+  if (own != address && static_cast<int>(address >> kRankBit) != cta_rank())
+    fail("%s: shared address %#x is another CTA's", what, address);
+  if (own < kSharedBase || offset + size > end)
     fail("%s: %zu bytes at shared address %#x, which is byte %lld of %zu", what, size, address,
-         static_cast<long long>(address) - kSharedBase, end);
+         static_cast<long long>(own) - kSharedBase, end);
   if (address % alignment != 0)
     fail("%s: shared address %#x is no multiple of %zu", what, address, alignment);
   return cuda::shared + static_cast<size_t>(cta_rank()) * kMostShared + offset;
@@ -486,7 +490,8 @@ uint32_t shared_address(const void* pointer) {
   // A kernel may form the address behind the end, but not use it.
   if (byte < cuda::shared || byte > cuda::shared + processor().shared_size())
     fail("the shared address of memory that is not dynamic shared memory");
-  return kSharedBase + static_cast<uint32_t>(byte - cuda::shared);
+  return (kSharedBase + static_cast<uint32_t>(byte - cuda::shared)) | static_cast<uint32_t>(cta_rank())
+                                                                          << kRankBit;
 }
 
 void copy_async(uint32_t to, const void* from, int bytes, bool valid) {

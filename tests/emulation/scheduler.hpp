@@ -63,7 +63,12 @@ void in_cta(int rank, const std::function<void()>& work);
 /// A point at which the running thread may be interrupted, at random.
 void interruption();
 
-/// The bytes at a shared address; fails unless `size` of them exist and the address is a multiple of `alignment`.
+/// A shared address that a CTA of a cluster makes carries its rank from this bit on, as on the chip.
+inline constexpr int kRankBit = 24;
+constexpr uint32_t without_rank(uint32_t address) {
+  return address & ((1u << kRankBit) - 1);
+}
+/// The bytes at a shared address of this CTA; fails unless `size` of them exist and the address is a multiple of `alignment`.
 unsigned char* shared_bytes(uint32_t address, size_t size, size_t alignment, const char* what);
 uint32_t shared_address(const void* pointer);
 
