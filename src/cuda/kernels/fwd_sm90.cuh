@@ -2,10 +2,10 @@
 //
 //   S = Q K^T        P = exp2(scale log2(e) S - m)        O = P V / l        lse = m + log l
 //
-// A CTA stays on its SM and takes tile after tile; where all tiles find room at once, each has one. The first warpgroup produces: its threads find out what the
-// next tile is and order its loads. Each other warpgroup is a consumer: it owns 64 rows of queries and walks
-// over the blocks of kTileN keys that they see, from the last to the first. Scores, weights and outputs of a
-// row stay in the four lanes that hold it. While one consumer takes exponentials, the others have the tensor
+// A CTA stays on its SM and takes tile after tile; where all tiles find room at once, each has one. The first
+// warpgroup produces: its threads find out what the next tile is and order its loads. Each other warpgroup is a
+// consumer: it owns 64 rows of queries (with shared_rows all have the same) and walks over the blocks of kTileN
+// keys that they see, from the last to the first. Scores, weights and outputs of a row stay in the four lanes that hold it. While one consumer takes exponentials, the others have the tensor
 // cores. There are two schedules (intra_warpgroup_overlap):
 //
 //   queued      Q K(n) is queued behind P V(n + 1), and the softmax waits for both.
@@ -28,7 +28,7 @@
 //   fwd_sm90_shared_rows.cuh  the sums of two consumers that have the same rows
 //   fwd_sm90_epilogue.cuh   O and lse
 // Shared memory (fwd_sm90_config.cuh)
-//   Q 64 rows a consumer; K and V `stages` blocks each. All in strips of 64 columns: rows of 128 bytes,
+//   Q 64 rows a consumer (shared_rows: 64 in all); K and V `stages` blocks each. All in strips of 64 columns: rows of 128 bytes,
 //   swizzled as TMA's and wgmma's 128-byte mode. With row_sum_in_mma each stage of V has one more strip, of
 //   ones. Where the score reads a tensor of pairs, two blocks of its elements for each warp. With operands of 8 bits strips have
 //   128 columns, V lies as transpose_values wrote it, and each consumer has float32 sums of its O.
@@ -37,9 +37,9 @@
 //   to the consumers.
 // Barriers                                                             who arrives -> who waits
 //   full_q[w]            the work tile and Q of consumer w are there    planner w, bytes -> consumer w
-//   empty_q[w]           nobody reads Q any more                        4 warps of w -> planner w
+//   empty_q[w]           nobody reads Q any more                        4 warps of w (shared_rows: of all) -> planner w
 //   full_k[s] full_v[s]  the block is there                             loader, bytes -> consumers
-//   empty_k[s] empty_v[s]  nobody reads the block any more              4 warps a consumer -> loader
+//   empty_k[s] empty_v[s]  nobody reads the block any more              4 warps a consumer (shared_rows: of the one that reads it) -> loader
 //   full_next[t] empty_next[t]  the index of the next tile is there, or read   loader -> planners, and back
 //   part_written[i] (stream_k)  a part of a tile is written            4 warps of the consumer -> producers
 //   1 (shared_rows)      what the other left has been read; both have left theirs    both consumers
