@@ -129,16 +129,16 @@ struct FwdSm90Config {
   constexpr int pair_row_bytes() const { return tile_n * 2 + 16; }
   constexpr int pair_block_bytes() const { return 16 * pair_row_bytes(); }
   constexpr int all_pairs_bytes() const { return 4 * consumers * 2 * pair_block_bytes(); }
-  /// With shared_rows: what each consumer leaves for the other, of each thread half of its sums of O, maxima and sums of its rows.
-  constexpr int shared_rows_at() const { return (pairs_at() + 15) / 16 * 16; }
-  constexpr int shared_rows_bytes() const { return shared_rows ? 128 * (columns_o() / 2 + 4) * 4 : 0; }
-  /// Sums of O of operands of 8 bits: the registers of acc_o, in float32.
+  /// What stands at the end: sums of O of operands of 8 bits, or what consumers with shared_rows leave for each other.
   constexpr int sums_at() const { return (pairs_at() + 15) / 16 * 16; }
+  /// With shared_rows: of a consumer, of each thread half of its sums of O, maxima and sums of its rows.
+  constexpr int shared_rows_bytes() const { return shared_rows ? 128 * (columns_o() / 2 + 4) * 4 : 0; }
+  /// Of operands of 8 bits: the registers of acc_o, in float32.
   constexpr int sums_bytes() const { return e4m3 ? kRows * head_dim_v * 4 : 0; }  ///< of a consumer
   /// Enough for both ways to compile it: the library's table does not know the expression.
   constexpr int shared_bytes() const {
     if (e4m3) return sums_at() + consumers * sums_bytes();
-    if (shared_rows) return shared_rows_at() + consumers * shared_rows_bytes();
+    if (shared_rows) return sums_at() + consumers * shared_rows_bytes();
     const auto up_to_pairs = [&](int in_ring) {
       return pairs_at() + (in_ring - ring()) * (k_bytes() + v_stage_bytes() + 4 * 8);
     };
@@ -221,7 +221,7 @@ struct FwdSm90Memory {
 
   /// With shared_rows: four floats that consumer w leaves for the same thread of the other.
   __device__ __forceinline__ uint32_t left_for_other(int w, int thread, int four) const {
-    return base + kConfig.shared_rows_at() + w * kConfig.shared_rows_bytes() + (four * 128 + thread) * 16;
+    return base + kConfig.sums_at() + w * kConfig.shared_rows_bytes() + (four * 128 + thread) * 16;
   }
 
   /// Four sums of a thread of consumer w.
