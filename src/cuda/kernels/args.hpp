@@ -59,6 +59,9 @@ struct ForwardArgs {
   /// Of a kernel that stays: whether each CTA has one tile alone, of sequences of one length. The grid is then (blocks, heads, sequences),
   /// which saves 1 us before a CTA's first load (H200).
   bool one_tile_each = false;
+  /// Whether the loader asks for Q and the last block of keys before the tile is planned: where one_tile_each, a tensor holds each sequence's
+  /// keys in order, no window ends to the left, and heads are not packed.
+  bool loads_first = false;
   tile::SeenBlocksView seen;  ///< of tiles of queries, where an expression says which keys they see
 };
 

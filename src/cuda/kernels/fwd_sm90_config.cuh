@@ -119,6 +119,8 @@ struct FwdSm90Config {
   constexpr bool plans_ahead() const { return expression; }
   /// Whether blocks of keys that an expression hides are passed over.
   constexpr bool seen_blocks() const { return expression; }
+  /// Whether the loader may ask for the first loads before a plan (ForwardArgs::loads_first).
+  constexpr bool loads_first() const { return !(e4m3 || expression || arriving || stream_k); }
   /// Of a consumer: the one that it ends, the next, whose Q has a place, and with plans_ahead() the one behind that.
   constexpr int work_tiles() const { return plans_ahead() ? 4 : 2; }
   constexpr int next_at() const { return work_tiles_at() + work_tiles() * consumers * work_tile_bytes(); }

@@ -120,6 +120,21 @@ __device__ __forceinline__ tile::WorkTile tile_of_grid(const tile::AttentionPara
           static_cast<int>(blockIdx.z), 0, true};
 }
 
+/// Whether load_first serves the launch.
+template <class Memory>
+__device__ __forceinline__ bool loads_first(const ForwardArgs& f) {
+  if constexpr (!requires { Memory::kConfig.loads_first(); }) {
+    return false;
+  } else {
+    return Memory::kConfig.loads_first() && f.loads_first;
+  }
+}
+
+/// A tile that producers visit.
+struct VisitedTile : tile::WorkTile {
+  bool asked = false;  ///< whether load_first has asked for Q and the last block of keys
+};
+
 /// Calls visit(tile, where its sequence lies, its first row, the blocks that its consumers need) for the tiles of this
 /// CTA or cluster, the same for each producer. Tiles of equal work are dealt out beforehand. Tiles of unequal work a CTA takes
 /// from a counter, one when it has loaded the one before.
@@ -127,7 +142,10 @@ template <Taker kTaker, class Memory, class Visit>
 __device__ __forceinline__ void for_each_tile(const TmaForwardArgs& args, const Memory& memory,
                                               Visit&& visit) {
   if constexpr (Memory::kConfig.stream_k) {
-    for_each_tile_of_share(args.f, memory, visit);
+    for_each_tile_of_share(
+        args.f, memory,
+        [&](const tile::WorkTile& work, const tile::SequenceSpan& span, int first_row,
+            const tile::KvBlocks& loads) { visit(VisitedTile{work}, span, first_row, loads); });
     return;
   }
   constexpr int kTileM = Memory::kConfig.tile_m(), kTileN = Memory::kConfig.tile_n;
@@ -135,7 +153,7 @@ __device__ __forceinline__ void for_each_tile(const TmaForwardArgs& args, const 
   constexpr unsigned kCluster = Memory::kConfig.cluster;
   // Where expressions say what is seen, planners have no registers for a second copy of what they do with a tile.
   if (!Memory::kConfig.seen_blocks() && f.one_tile_each) {
-    const tile::WorkTile work = tile_of_grid<kCluster>(f.p);
+    const VisitedTile work{tile_of_grid<kCluster>(f.p), loads_first<Memory>(f)};
     const tile::SequenceSpan span = tile::whole_span(f.p);
     visit(work, span, work.block * kTileM, blocks_of_rows<kTileN>(f, span, work.block * kTileM, kTileM));
     return;
@@ -154,7 +172,7 @@ __device__ __forceinline__ void for_each_tile(const TmaForwardArgs& args, const 
   int index = own;
 #pragma unroll 1
   for (uint32_t turn = 0; index < count; ++turn) {
-    const tile::WorkTile work = tiles.at(index);
+    const VisitedTile work{tiles.at(index)};
     if (work.valid) {
       const tile::SequenceSpan span = tile::cached_span(f.p, work.batch);
       const int first_row = work.block * kTileM;
@@ -221,6 +239,37 @@ __device__ __forceinline__ void wait_for_keys(const ArrivingKeysView& arriving, 
   ptx::wait_for_arrival(arriving.words + head / arriving.heads * arriving.key_parts + own, arriving.number);
 }
 
+/// Asks for Q of all row groups and the last block of K and V that the CTA's one tile sees: one thread. A plan takes 1,300 clocks, which
+/// is as long as the loads. Planners expect the bytes of Q, before or after they arrive.
+template <class Instance>
+__device__ __forceinline__ void load_first(const TmaForwardArgs& args,
+                                           const FwdSm90Memory<Instance>& memory) {
+  using Memory = FwdSm90Memory<Instance>;
+  constexpr int kTileN = Memory::kConfig.tile_n, kColumns = Memory::kConfig.strip();
+  constexpr int kRowBytes = Memory::kConfig.kRowBytes, kStripBytes = Memory::kConfig.kRows * kRowBytes;
+  const tile::AttentionParams& p = args.f.p;
+  const tile::WorkTile work = tile_of_grid<1>(p);
+  const int row = work.block * Memory::kConfig.tile_m();
+  for (int w = 0; w < Memory::kConfig.row_groups(); ++w) {
+    for (int s = 0; s * kStripBytes < Memory::kConfig.q_bytes(); ++s) {
+      ptx::tma_load(memory.q(w) + s * kStripBytes, args.q, memory.full_q(w), s * kColumns, 0,
+                    row + w * Memory::kConfig.kRows, work.head, work.batch);
+    }
+  }
+  const int end =
+      tile::keys_of(p, tile::whole_span(p), min(row + Memory::kConfig.tile_m(), p.seqlen_q) - 1).end;
+  if (end <= 0) return;
+  const int head = p.group == 1 ? work.head : tile::quotient(work.head, p.group);
+  const int key = (end - 1) / kTileN * kTileN;
+  const auto load = [&](const CUtensorMap& map, uint32_t to, int bytes, uint32_t full) {
+    ptx::mbarrier_arrive_expect(full, bytes);
+    for (int s = 0; s * kTileN * kRowBytes < bytes; ++s)
+      ptx::tma_load(to + s * kTileN * kRowBytes, map, full, s * kColumns, key, head, work.batch);
+  };
+  load(args.k, memory.k(0), Memory::kConfig.k_bytes(), memory.full_k(0));
+  load(args.v, memory.v(0), Memory::kConfig.v_bytes(), memory.full_v(0));
+}
+
 /// Loads K and V: one warp, or its lane 0 alone (FwdSm90Config::pages()). Each lane loads a box of the block (without pages lane 0 all of it),
 /// so that lanes look up their pages at the same time, before they wait for a free stage.
 template <class Instance>
@@ -230,10 +279,16 @@ __device__ __forceinline__ void fwd_sm90_load_keys(const TmaForwardArgs& args,
   constexpr int kTileN = Memory::kConfig.tile_n, kRowBytes = Memory::kConfig.kRowBytes;
   static_assert(kTileN <= 32 * kTmaFewestKeys, "a lane for each box");
   const int lane = static_cast<int>(threadIdx.x) % 32;
+  const bool asked = loads_first<Memory>(args.f);
   if (lane == 0) {
-    ptx::tma_prefetch(args.q);
-    ptx::tma_prefetch(args.k);
-    ptx::tma_prefetch(args.v);
+    if constexpr (Memory::kConfig.loads_first()) {
+      if (asked) load_first(args, memory);
+    }
+    if (!asked) {
+      ptx::tma_prefetch(args.q);
+      ptx::tma_prefetch(args.k);
+      ptx::tma_prefetch(args.v);
+    }
   }
   constexpr bool kPages = Memory::kConfig.pages();
   const int first = kPages ? lane * args.box_keys : 0;  // key of the lane's box in the block
@@ -242,15 +297,23 @@ __device__ __forceinline__ void fwd_sm90_load_keys(const TmaForwardArgs& args,
   StageRing<kStages> ring, other{kStages};  // blocks go to them in turn, where there are two
   for_each_tile<kPages ? Taker::kWarp : Taker::kThread>(
       args, memory,
-      [&](const tile::WorkTile& work, const tile::SequenceSpan& span, int first_row,
+      [&](const VisitedTile& work, const tile::SequenceSpan& span, int first_row,
           const tile::KvBlocks& loads) {
         const TmaKeys keys(args, work, span);
         const TileBlocks<Memory::kConfig.consumers> blocks(args.f, work.batch, work.head, first_row);
         int part = -1;  // of keys that arrive: the one that the tile has come to, if any
         if (kTwoRings && ring.first != 0) exchange(ring, other);
+        const auto advance = [&] {
+          ring.advance();
+          if (kTwoRings) exchange(ring, other);
+        };
+        int n = blocks.before(loads.end, loads.begin);
+        if (work.asked && n >= loads.begin) {
+          advance();
+          --n;
+        }
 #pragma unroll 1
-        for (int n = blocks.before(loads.end, loads.begin); n >= loads.begin;
-             n = blocks.before(n, loads.begin)) {
+        for (; n >= loads.begin; n = blocks.before(n, loads.begin)) {
           tile::PageRow at = {keys.sequence, keys.first_row + n * kTileN};
           if (kPages && first < kTileN) {
             at = keys.box(n * kTileN, first);
@@ -276,8 +339,7 @@ __device__ __forceinline__ void fwd_sm90_load_keys(const TmaForwardArgs& args,
             load(part >= 0 ? args.arriving.v : args.v, memory.v(ring.stage), Memory::kConfig.v_bytes(),
                  memory.full_v(ring.stage), memory.empty_v(ring.stage));
           }
-          ring.advance();
-          if (kTwoRings) exchange(ring, other);
+          advance();
         }
       });
 }
@@ -291,7 +353,7 @@ __device__ __forceinline__ void fwd_sm90_plan(const TmaForwardArgs& args, const 
   uint32_t tile_count = 0;
   for_each_tile<Taker::kNo>(
       args, memory,
-      [&](const tile::WorkTile& work, const tile::SequenceSpan& span, int first_row,
+      [&](const VisitedTile& work, const tile::SequenceSpan& span, int first_row,
           const tile::KvBlocks& loads) {
 #pragma unroll 1
         for (int w = first; w < Memory::kConfig.row_groups(); w += Memory::kConfig.planners()) {
@@ -318,6 +380,7 @@ __device__ __forceinline__ void fwd_sm90_plan(const TmaForwardArgs& args, const 
           }
           if constexpr (kAhead) wait_for_q();
           ptx::mbarrier_arrive_expect(memory.full_q(w), Memory::kConfig.q_bytes());
+          if (work.asked) continue;
           // With plans_ahead() read again from shared memory: a planner has few registers.
           const FwdWorkTile& of_q = tile;
           const int row_of_q = kAhead ? of_q.first_row : row, head = kAhead ? of_q.head : work.head,

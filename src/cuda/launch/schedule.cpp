@@ -366,6 +366,8 @@ ForwardLayout forward_layout(const AttentionProblem& p, const Kernel& kernel, co
   constexpr int64_t kMostOfGrid = 65535;  // of its second and third dimension
   args.one_tile_each = kernel.persistent && !kernel.stream_k && !kernel.seen_blocks && args.num_splits == 1 &&
                        ctas <= args.slots && are_whole(p) && std::max(p.heads_q, p.batch) <= kMostOfGrid;
+  args.loads_first = args.one_tile_each && !args.pack_group && args.p.window_left < 0 && p.arriving_keys == 0 &&
+                     p.seqlen_k > 0;
   if (kernel.persistent && !kernel.stream_k && ctas > waves_in_turn * args.slots && tiles_differ(p))
     layout.tile_counter = parts.take(1, 4);
   if (kernel.seen_blocks && p.expressions && p.expressions->sees) {
