@@ -827,14 +827,18 @@ TEST(Schedule, CtasOfClustersLieEvenlyOrDoNotBeginEarly) {
                         ctas_per_sm);
   };
   const size_t half = hopper().shared_per_sm / 2, own = cluster.shared_bytes;
-  EXPECT_EQ(placed(1, 8192, 32, 8, 2).shared_bytes, half) << "64 CTAs, an SM each";
-  EXPECT_TRUE(placed(1, 8192, 32, 8, 2).even) << "short";
-  EXPECT_EQ(placed(1, 32768, 32, 8, 2).shared_bytes, own);
-  EXPECT_FALSE(placed(1, 32768, 32, 8, 2).even) << "clusters of 8 would lie in some parts of the GPU";
+  for (const int64_t keys : {1024, 8192, 32768}) {
+    EXPECT_EQ(placed(1, keys, 32, 8, 2).shared_bytes, own);
+    EXPECT_TRUE(placed(1, keys, 32, 8, 2).even) << "64 CTAs of this launch and of the next, two an SM";
+  }
   EXPECT_EQ(placed(1, 2048, 16, 16, 2).shared_bytes, own) << "16 clusters of 8 find room by twos alone";
   EXPECT_FALSE(placed(1, 2048, 16, 16, 2).even);
   EXPECT_EQ(placed(8, 8192, 32, 8, 2).shared_bytes, half) << "clusters of two lie anywhere";
   EXPECT_TRUE(placed(8, 8192, 32, 8, 2).even);
+  cluster.shared_bytes = 200 << 10;
+  EXPECT_TRUE(placed(1, 8192, 4, 4, 1).even) << "4 clusters of 8 of each launch, an SM for each CTA";
+  EXPECT_FALSE(placed(1, 32768, 8, 8, 1).even) << "64 CTAs would lie in some parts of the GPU";
+  EXPECT_TRUE(placed(1, 4096, 8, 8, 1).even) << "short";
   cluster.shared_bytes = 50 << 10;
   cluster.most_keys = 1024;
   EXPECT_EQ(placed(64, 512, 32, 8, 4).shared_bytes, cluster.shared_bytes);

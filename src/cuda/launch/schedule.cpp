@@ -120,10 +120,12 @@ constexpr size_t kSharedOfSystem = 1024;  ///< of each CTA
 int64_t room_for_alone(int ctas, const DeviceProperties& device) {
   return ctas <= 2 ? device.sm_count : int64_t{device.sm_count} * 9 / 10;
 }
+bool two_an_sm(const Kernel& kernel, const DeviceProperties& device) {
+  return 2 * (kernel.shared_bytes + kSharedOfSystem) <= device.shared_per_sm;
+}
 /// The same where two CTAs may lie on one SM, if they fit: clusters of up to 8 find room for one CTA for each SM of the GPU.
 int64_t room_for_clusters(int ctas, const Kernel& kernel, const DeviceProperties& device) {
-  const bool two_an_sm = 2 * (kernel.shared_bytes + kSharedOfSystem) <= device.shared_per_sm;
-  return ctas <= 8 && two_an_sm ? device.sm_count : room_for_alone(ctas, device);
+  return ctas <= 8 && two_an_sm(kernel, device) ? device.sm_count : room_for_alone(ctas, device);
 }
 }  // namespace
 
@@ -166,16 +168,19 @@ Placement placement_of(const AttentionProblem& p, const Kernel& kernel, const Fo
                        const DeviceProperties& device, int ctas_per_sm) {
   if (!kernel.splits_in_cluster) return {kernel.shared_bytes, true};
   const int64_t of_tile = int64_t{args.cluster_ctas} * args.num_splits,
-                ctas = saturating_product(tiles_of_few_rows(p, kernel), of_tile);
-  // CTAs that begin while others end may come to lie by twos beside idle SMs, or all in some parts of the GPU: with clusters of 8, 65,536 keys
-  // of 8 heads of 64 took 52 us for 38 (H200). Where they fill the SMs they cannot, and short ones wait for latencies more than for memory.
-  constexpr int64_t kShort = int64_t{1} << 18;  // elements of keys and values, 8 us of such a CTA
+                ctas = saturating_product(tiles_of_few_rows(p, kernel), of_tile),
+                alone = room_for_alone(args.cluster_ctas, device);
   const bool fill_sms = args.cluster_ctas <= 2 && 10 * ctas >= 9 * int64_t{device.sm_count},
              fill_slots = 10 * ctas >= 9 * int64_t{ctas_per_sm} * device.sm_count;
+  if (ctas <= alone && fill_sms) return {shared_of_whole_sm(kernel, device), true};
+  // CTAs that begin while others end lie evenly where those of two launches find room at once. Else the last ones go where the first of
+  // the launch before end, by twos beside idle SMs or all in some parts of the GPU: one an SM, 8,192 keys of 8 heads of 128 take 16.3 us for
+  // 64 CTAs in clusters of 8, two an SM 12.7, and 14.0 where they begin behind the launch before (H200).
+  const bool for_two = 2 * ctas <= (two_an_sm(kernel, device) ? 2 : 1) * alone;
+  // Short ones wait for latencies more than for memory.
+  constexpr int64_t kShort = int64_t{1} << 17;  // elements of keys and values, 4 us of such a CTA
   const bool are_short = keys_of_tile(p, kernel) * (p.head_dim + p.head_dim_v) / of_tile <= kShort;
-  if (ctas <= room_for_alone(args.cluster_ctas, device) && (fill_sms || are_short))
-    return {shared_of_whole_sm(kernel, device), true};
-  return {kernel.shared_bytes, fill_slots};
+  return {kernel.shared_bytes, for_two || (ctas <= alone && are_short) || fill_slots};
 }
 
 int heads_at_once(const AttentionProblem& p, bool pack_group, size_t l2_bytes) {
@@ -366,8 +371,8 @@ ForwardLayout forward_layout(const AttentionProblem& p, const Kernel& kernel, co
   constexpr int64_t kMostOfGrid = 65535;  // of its second and third dimension
   args.one_tile_each = kernel.persistent && !kernel.stream_k && !kernel.seen_blocks && args.num_splits == 1 &&
                        ctas <= args.slots && are_whole(p) && std::max(p.heads_q, p.batch) <= kMostOfGrid;
-  args.loads_first = args.one_tile_each && !args.pack_group && args.p.window_left < 0 && p.arriving_keys == 0 &&
-                     p.seqlen_k > 0;
+  args.loads_first = args.one_tile_each && !args.pack_group && args.p.window_left < 0 &&
+                     p.arriving_keys == 0 && p.seqlen_k > 0;
   if (kernel.persistent && !kernel.stream_k && ctas > waves_in_turn * args.slots && tiles_differ(p))
     layout.tile_counter = parts.take(1, 4);
   if (kernel.seen_blocks && p.expressions && p.expressions->sees) {
