@@ -36,6 +36,7 @@
 #include "cuda/kernels/fwd_decode_rows.cuh"
 #include "cuda/ptx/address.cuh"
 #include "cuda/ptx/cp_async.cuh"
+#include "cuda/ptx/grid.cuh"
 #include "cuda/ptx/shared.cuh"
 #include "cuda/ptx/special.cuh"
 #include "cuda/warp/mma_tile.cuh"
@@ -508,6 +509,8 @@ __global__ void __launch_bounds__(Instance::kConfig.threads(), 1)
   const FwdDecodeMemory<Instance> memory{ptx::shared_address(shared), shared};
   const int thread = static_cast<int>(threadIdx.x), lane = thread % 32,
             warp = __shfl_sync(0xffffffffu, thread / 32, 0);
+  ptx::wait_for_launches_before();  // what they have written may be read
+  ptx::let_next_launch_begin();     // it waits, and has its CTAs where those of this one end
   count_units(args, memory);
   __syncthreads();  // the units are known
   FwdDecodeWarp<Instance> own(args, memory, warp, lane);

@@ -46,6 +46,9 @@
 //   turn 1 + w (ping_pong)  the products of consumer w - 1 are done     consumer w - 1 -> consumer w
 //                           (queued), or all of them queued (overlapped)
 //
+// The launches before may still run when the kernel begins (ptx/grid.cuh): the loader waits for their end before its first load, planners
+// before they read lengths. Consumers read and write global memory behind full_q, whose bytes come behind one of these.
+//
 // NaN and Inf in the V of keys that a row does not see: their weights are 0, and 0 * NaN is NaN. So a warp
 // with any output that is not finite computes its rows again without matrix products (warp/exact_row.cuh).
 #pragma once
@@ -60,6 +63,7 @@
 #include "cuda/kernels/fwd_sm90_consumer.cuh"
 #include "cuda/kernels/fwd_sm90_producers.cuh"
 #include "cuda/ptx/address.cuh"
+#include "cuda/ptx/grid.cuh"
 #include "cuda/ptx/setmaxnreg.cuh"
 
 namespace fovea::cuda {
@@ -79,10 +83,14 @@ __global__ void __launch_bounds__(Instance::kConfig.threads(), Instance::kConfig
   const int thread = static_cast<int>(threadIdx.x), lane = thread % 32;
   const int warpgroup = __shfl_sync(0xffffffffu, thread / 128, 0);  // a shuffle marks it warp-uniform
   if (thread == 0) memory.init_barriers();
+  if constexpr (kConfig.dropout || kConfig.stream_k)
+    ptx::wait_for_launches_before();  // rng_state may be written, lengths may be read
   if constexpr (kConfig.dropout) write_rng_state(args.f.p);
   if constexpr (kConfig.row_sum_in_mma)
     memory.fill_ones(thread, std::is_same_v<typename Consumer::Operand, __half> ? 0x3c003c00u : 0x3f803f80u);
   if constexpr (kConfig.stream_k) count_units(args.f, memory);
+  // The next launch waits, and has its CTAs where those of this one end. A launch that merges has few, which would share the first SM.
+  if (kConfig.stream_k || args.f.num_splits == 1) ptx::let_next_launch_begin();
   __syncthreads();  // the barriers are ready, the ones, and the units
 
   if (warpgroup == 0) {

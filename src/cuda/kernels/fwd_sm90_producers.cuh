@@ -8,6 +8,7 @@
 #include "cuda/ptx/acquire_release.cuh"
 #include "cuda/ptx/bulk.cuh"
 #include "cuda/ptx/cluster.cuh"
+#include "cuda/ptx/grid.cuh"
 #include "cuda/ptx/mbarrier.cuh"
 #include "cuda/ptx/shared.cuh"
 #include "cuda/ptx/tma.cuh"
@@ -279,16 +280,14 @@ __device__ __forceinline__ void fwd_sm90_load_keys(const TmaForwardArgs& args,
   constexpr int kTileN = Memory::kConfig.tile_n, kRowBytes = Memory::kConfig.kRowBytes;
   static_assert(kTileN <= 32 * kTmaFewestKeys, "a lane for each box");
   const int lane = static_cast<int>(threadIdx.x) % 32;
-  const bool asked = loads_first<Memory>(args.f);
   if (lane == 0) {
-    if constexpr (Memory::kConfig.loads_first()) {
-      if (asked) load_first(args, memory);
-    }
-    if (!asked) {
-      ptx::tma_prefetch(args.q);
-      ptx::tma_prefetch(args.k);
-      ptx::tma_prefetch(args.v);
-    }
+    ptx::tma_prefetch(args.q);
+    ptx::tma_prefetch(args.k);
+    ptx::tma_prefetch(args.v);
+  }
+  ptx::wait_for_launches_before();  // what they have written may be read
+  if constexpr (Memory::kConfig.loads_first()) {
+    if (lane == 0 && loads_first<Memory>(args.f)) load_first(args, memory);
   }
   constexpr bool kPages = Memory::kConfig.pages();
   const int first = kPages ? lane * args.box_keys : 0;  // key of the lane's box in the block
@@ -350,6 +349,7 @@ __device__ __forceinline__ void fwd_sm90_plan(const TmaForwardArgs& args, const 
   constexpr int kRows = Memory::kConfig.kRows, kStripBytes = kRows * Memory::kConfig.kRowBytes;
   const ForwardArgs& f = args.f;
   const int group = f.pack_group ? f.p.group : 1;
+  if (!loads_first<Memory>(f)) ptx::wait_for_launches_before();  // lengths may be read, and Q
   uint32_t tile_count = 0;
   for_each_tile<Taker::kNo>(
       args, memory,
