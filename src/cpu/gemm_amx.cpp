@@ -115,6 +115,7 @@ const Ops* amx_bf16_ops() {
     ops.max_panels =
         8;  // as many bytes of Q and O in bfloat16 and float32 as elsewhere, and 2 MB of second-level cache
     ops.scores = scores;
+    ops.scores_and_term = nullptr;  // its products are tiles
     ops.accumulate = accumulate;
     ops.update = update;
     ops.attend = attend_amx;

@@ -54,6 +54,7 @@ constexpr Ops make_ops(const char* name) {
   ops.seen_of_classes = seen_of_classes;
   ops.seen_of_scores = seen_of_scores;
   ops.add_terms = add_terms;
+  ops.scores_and_term = scores_and_term<Words>;
   ops.end_rows = end_rows;
   ops.transpose = transpose;
   ops.finite = finite;

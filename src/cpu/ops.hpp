@@ -276,6 +276,9 @@ struct Ops {
   void (*seen_of_scores)(const float* s, int64_t n, uint32_t* seen);
   /// Turns s[n][kPanel] into scores, and raises maxima[kPanel], where given, to their largest.
   void (*add_terms)(float* s, int64_t n, const ScoreAddends& addends, float* maxima);
+  /// Or null: scores() and add_terms() in one, of either a distance or elements, and with all keys seen.
+  void (*scores_and_term)(Operand a, const float* b, int64_t rows, int64_t k, const ScoreAddends& term,
+                          float* c, float* column_max);
 
   /// factors[i] /= sums[i], and lse[i] = ln 2 * maxima[i] + ln sums[i]; 0 and -inf where the sum is 0.
   void (*end_rows)(const float* maxima, const float* sums, int64_t n, float* factors, float* lse);

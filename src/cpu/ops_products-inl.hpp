@@ -39,13 +39,23 @@ struct Bf16Words {
 };
 #endif
 
-enum class Into { kSet, kSetMax, kScale, kAdd };
+enum class Into { kSet, kSetMax, kTermMax, kScale, kAdd };
 
-/// C[R][C vectors] from K steps. `extra` is column_max for kSetMax and alpha for kScale.
+/// For kTermMax: the products times `scale`, and to row r and column x is added data[r * step + x].
+struct Term {
+  const float* data = nullptr;
+  int64_t step = 0;
+  float scale = 1;
+
+  HWY_INLINE Term at(int64_t row, int64_t column) const { return {data + row * step + column, step, scale}; }
+};
+
+/// C[R][C vectors] from K steps. `extra` is column_max for kSetMax and kTermMax, and alpha for kScale.
 template <class Words, Into kInto, bool kUnitRow, int R, int C>
 HWY_INLINE void register_tile(const float* HWY_RESTRICT a, int64_t a_stride, const float* HWY_RESTRICT b,
                               int64_t ldb, int64_t k, float* HWY_RESTRICT c, int64_t ldc,
-                              float* HWY_RESTRICT extra) {
+                              float* HWY_RESTRICT extra, [[maybe_unused]] const Term& term) {
+  constexpr bool kMax = kInto == Into::kSetMax || kInto == Into::kTermMax;
   const D d;
   V acc[R][C];
 #pragma GCC unroll 8
@@ -68,43 +78,45 @@ HWY_INLINE void register_tile(const float* HWY_RESTRICT a, int64_t a_stride, con
   }
 #pragma GCC unroll 3
   for (int v = 0; v < C; ++v) {
-    V lane_value =
-        (kInto == Into::kSetMax || kInto == Into::kScale) ? hn::LoadU(d, extra + v * kLanes) : hn::Zero(d);
+    V lane_value = kMax || kInto == Into::kScale ? hn::LoadU(d, extra + v * kLanes) : hn::Zero(d);
 #pragma GCC unroll 8
     for (int r = 0; r < R; ++r) {
       float* out = c + r * ldc + v * kLanes;
       if constexpr (kInto == Into::kScale) acc[r][v] = hn::MulAdd(hn::LoadU(d, out), lane_value, acc[r][v]);
       if constexpr (kInto == Into::kAdd) acc[r][v] = hn::Add(hn::LoadU(d, out), acc[r][v]);
-      if constexpr (kInto == Into::kSetMax) lane_value = hn::Max(lane_value, acc[r][v]);
+      if constexpr (kInto == Into::kTermMax)
+        acc[r][v] = hn::MulAdd(acc[r][v], hn::Set(d, term.scale),
+                               hn::LoadU(d, term.data + r * term.step + v * kLanes));
+      if constexpr (kMax) lane_value = hn::Max(lane_value, acc[r][v]);
       hn::StoreU(acc[r][v], d, out);
     }
-    if constexpr (kInto == Into::kSetMax) hn::StoreU(lane_value, d, extra + v * kLanes);
+    if constexpr (kMax) hn::StoreU(lane_value, d, extra + v * kLanes);
   }
 }
 
 /// All rows of C vectors of columns.
 template <class Words, Into kInto, bool kUnitRow, int C>
 HWY_INLINE void column_strip(Operand a, const float* b, int64_t ldb, int64_t rows, int64_t k, float* c,
-                             int64_t ldc, float* extra) {
+                             int64_t ldc, float* extra, const Term& term) {
   const int64_t stride = kUnitRow ? a.k_stride : a.row_stride;
   int64_t r = 0;
   for (; r + kTileRows <= rows; r += kTileRows) {
     register_tile<Words, kInto, kUnitRow, kTileRows, C>(a.data + r * a.row_stride, stride, b, ldb, k,
-                                                        c + r * ldc, ldc, extra);
+                                                        c + r * ldc, ldc, extra, term.at(r, 0));
   }
   if (kTileRows > 4 && r + 4 <= rows) {
     register_tile<Words, kInto, kUnitRow, 4, C>(a.data + r * a.row_stride, stride, b, ldb, k, c + r * ldc,
-                                                ldc, extra);
+                                                ldc, extra, term.at(r, 0));
     r += 4;
   }
   if (r + 2 <= rows) {
     register_tile<Words, kInto, kUnitRow, 2, C>(a.data + r * a.row_stride, stride, b, ldb, k, c + r * ldc,
-                                                ldc, extra);
+                                                ldc, extra, term.at(r, 0));
     r += 2;
   }
   if (r < rows) {
     register_tile<Words, kInto, kUnitRow, 1, C>(a.data + r * a.row_stride, stride, b, ldb, k, c + r * ldc,
-                                                ldc, extra);
+                                                ldc, extra, term.at(r, 0));
   }
 }
 
@@ -112,20 +124,23 @@ HWY_INLINE void column_strip(Operand a, const float* b, int64_t ldb, int64_t row
 /// one waits for its own latency.
 template <class Words, Into kInto, bool kUnitRow>
 HWY_INLINE void product(Operand a, const float* b, int64_t ldb, int64_t rows, int64_t cols, int64_t k,
-                        float* c, int64_t ldc, float* extra) {
+                        float* c, int64_t ldc, float* extra, const Term& term = {}) {
   int64_t left = cols / kLanes;
   int64_t col = 0;
   while (left > 0) {
     float* lane_values = extra == nullptr ? nullptr : extra + col;
     if (left == 1) {
-      column_strip<Words, kInto, kUnitRow, 1>(a, b + col, ldb, rows, k, c + col, ldc, lane_values);
+      column_strip<Words, kInto, kUnitRow, 1>(a, b + col, ldb, rows, k, c + col, ldc, lane_values,
+                                              term.at(0, col));
       break;
     }
     const int64_t strip = (left == 2 || left == 4) ? 2 : 3;
     if (strip == 2) {
-      column_strip<Words, kInto, kUnitRow, 2>(a, b + col, ldb, rows, k, c + col, ldc, lane_values);
+      column_strip<Words, kInto, kUnitRow, 2>(a, b + col, ldb, rows, k, c + col, ldc, lane_values,
+                                              term.at(0, col));
     } else {
-      column_strip<Words, kInto, kUnitRow, 3>(a, b + col, ldb, rows, k, c + col, ldc, lane_values);
+      column_strip<Words, kInto, kUnitRow, 3>(a, b + col, ldb, rows, k, c + col, ldc, lane_values,
+                                              term.at(0, col));
     }
     left -= strip;
     col += strip * kLanes;

@@ -12,6 +12,7 @@
 #include <cstring>
 #include <limits>
 
+#include "cpu/ops_products-inl.hpp"
 #include "cpu/ops_program_elements-inl.hpp"
 
 HWY_BEFORE_NAMESPACE();
@@ -301,26 +302,65 @@ HWY_INLINE void add_block(float* HWY_RESTRICT s, int64_t rows, int64_t j0, const
   }
 }
 
+/// Keys whose elements are added at a time.
+constexpr int64_t kTermKeys = 2 * kBlock;
+static_assert(kTermKeys == kSeenKeys);
+
+/// Elements of the keys [j, j + keys) of all lanes.
+HWY_INLINE void elements_from(const ScoreAddends& a, int64_t j, int64_t keys, float* elements) {
+  const void* at[kPanel];
+  for (int x = 0; x < kPanel; ++x)
+    at[x] = static_cast<const char*>(a.rows[x]) + j * (a.dtype == DType::kF32 ? 4 : 2);
+  key_elements(at, a.dtype, kPanel, keys, a.factors, elements, kPanel);
+}
+
+/// Fetches elements of lanes [begin, end) that follow those of kTermKeys keys from j on.
+HWY_INLINE void fetch_elements(const ScoreAddends& a, int64_t j, int64_t begin, int64_t end) {
+  if (a.fetched) return;
+  // No prefetcher follows so many rows. Rows a page apart meet in one set of the first-level cache, so they come to the second.
+  constexpr int64_t kAheadKeys = 4 * kTermKeys;
+  const int64_t bytes = a.dtype == DType::kF32 ? 4 : 2;
+  for (int64_t x = begin; x < end; ++x) {
+    const char* row = static_cast<const char*>(a.rows[x]) + (j + kAheadKeys) * bytes;
+    for (int64_t byte = 0; byte < kTermKeys * bytes; byte += 64) __builtin_prefetch(row + byte, 0, 2);
+  }
+}
+
 template <bool kDistance, bool kElements, bool kSeen>
 void add_blocks(float* s, int64_t n, const ScoreAddends& a, float* maxima) {
-  alignas(64) float elements[kElements ? kBlock * kPanel * 2 : 1];
-  constexpr int64_t kRows = 2 * kBlock, kAheadKeys = 4 * kRows;
-  static_assert(kRows == kSeenKeys);
-  for (int64_t j = 0; j < n; j += kRows) {
-    const int64_t rows = std::min(kRows, n - j);
+  alignas(64) float elements[kElements ? kTermKeys * kPanel : 1];
+  for (int64_t j = 0; j < n; j += kTermKeys) {
+    const int64_t rows = std::min(kTermKeys, n - j);
     if constexpr (kElements) {
-      // No prefetcher follows so many rows. Rows a page apart meet in one set of the first-level cache, so they come to the second.
-      const int64_t bytes = a.dtype == DType::kF32 ? 4 : 2;
-      const void* at[kPanel];
-      for (int x = 0; x < kPanel; ++x) {
-        const char* row = static_cast<const char*>(a.rows[x]) + j * bytes;
-        at[x] = row;
-        for (int64_t byte = 0; !a.fetched && byte < kRows * bytes; byte += 64)
-          __builtin_prefetch(row + kAheadKeys * bytes + byte, 0, 2);
-      }
-      key_elements(at, a.dtype, kPanel, rows, a.factors, elements, kPanel);
+      fetch_elements(a, j, 0, kPanel);
+      elements_from(a, j, rows, elements);
     }
     add_block<kDistance, kElements, kSeen>(s + j * kPanel, rows, j, a, elements, maxima);
+  }
+}
+
+template <class Words>
+void scores_and_term(Operand a, const float* b, int64_t rows, int64_t k, const ScoreAddends& term, float* c,
+                     float* column_max) {
+  alignas(64) float elements[kTermKeys * kPanel], nobodys_max[kPanel];
+  if (column_max == nullptr) {
+    std::fill_n(nobodys_max, kPanel, 0.0f);
+    column_max = nobodys_max;
+  }
+  const auto multiply = [&](int64_t j, int64_t keys, const float* data, int64_t step) {
+    product<Words, Into::kTermMax, false>({a.data + j * a.row_stride, a.row_stride, a.k_stride}, b, kPanel,
+                                          keys, kPanel, k, c + j * kPanel, kPanel, column_max,
+                                          {data, step, term.scale});
+  };
+  if (term.rows == nullptr) return multiply(0, rows, term.distance, -term.step);
+  for (int64_t j = 0; j < rows; j += kTermKeys) {
+    const int64_t keys = std::min(kTermKeys, rows - j);
+    elements_from(term, j, keys, elements);
+    // A core has some 20 lines on their way: those of all lanes at once would be waited for.
+    for (int64_t i = 0; i < keys; i += kTileRows) {
+      fetch_elements(term, j, i * kPanel / kTermKeys, (i + kTileRows) * kPanel / kTermKeys);
+      multiply(j + i, std::min<int64_t>(kTileRows, keys - i), elements + i * kPanel, kPanel);
+    }
   }
 }
 

@@ -220,9 +220,10 @@ void multiply(const Ops& ops, const Group& group, const ScoreOperands& x, int64_
 
 namespace {
 
-/// Makes scores of products without a program.
-void add_form(const Ops& ops, const Group& group, const Lanes& lanes, const ScoreTerms& terms, Seen seen,
-              int64_t n, int64_t j0, float* s, float* maxima, const PairScratch& scratch) {
+/// Makes scores without a program.
+void scores_of_form(const Ops& ops, const Group& group, const Lanes& lanes, const ScoreTerms& terms,
+                    Seen seen, const ScoreOperands& x, int64_t key_rows, int64_t n, int64_t j0, float* s,
+                    float* maxima, const PairScratch& scratch) {
   const PairPrograms& programs = terms.programs;
   ScoreAddends addends;
   const void* rows[kPanel];
@@ -246,6 +247,10 @@ void add_form(const Ops& ops, const Group& group, const Lanes& lanes, const Scor
     seen_by_elements(ops, group, lanes, terms, j0, n, scratch.seen_pairs);
     addends.seen = scratch.seen_pairs;
   }
+  const bool one_term = addends.seen == nullptr && (addends.distance != nullptr) != (addends.rows != nullptr);
+  if (one_term && ops.scores_and_term != nullptr && key_rows == n && group.key_share == 1.0f)
+    return ops.scores_and_term(x.keys, x.queries, n, x.words, addends, s, maxima);
+  multiply(ops, group, x, key_rows, s, nullptr);
   ops.add_terms(s, n, addends, maxima);
 }
 
@@ -261,14 +266,14 @@ bool panel_scores(const Ops& ops, const Group& group, const Lanes& lanes, const 
     multiply(ops, group, operands, n, s, maxima);
     return false;
   }
-  multiply(ops, group, operands, key_rows, s, nullptr);
   if (positions.list == nullptr && scratch.before == nullptr && terms.programs.takes_form(seen)) {
-    add_form(ops, group, lanes, terms, seen, n, j0, s, inside ? std::exchange(maxima, nullptr) : nullptr,
-             scratch);
+    scores_of_form(ops, group, lanes, terms, seen, operands, key_rows, n, j0, s,
+                   inside ? std::exchange(maxima, nullptr) : nullptr, scratch);
     if (!inside) ops.mask_range(s, n, static_cast<int32_t>(j0), lanes.begin, lanes.end);
     if (maxima != nullptr) ops.column_max(s, n, maxima);
     return !inside || seen == Seen::kSome;
   }
+  multiply(ops, group, operands, key_rows, s, nullptr);
   if (terms.any) scale_products(group, s, n * kPanel);
   if (program != nullptr) {
     if (scratch.before != nullptr) std::copy_n(s, n * kPanel, scratch.before);
