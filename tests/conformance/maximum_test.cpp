@@ -70,6 +70,21 @@ TEST(Maximum, SlopesOnBothSides) {
   }
 }
 
+/// An infinite slope leaves NaN at distance 0 and minus infinity elsewhere; a negative one raises scores with the distance.
+TEST(Maximum, SlopesThatAreInfiniteNegativeOrLarge) {
+  constexpr double kInfinity = std::numeric_limits<double>::infinity();
+  for (const double slope : {kInfinity, -kInfinity, std::numeric_limits<double>::quiet_NaN(), -0.3, 1e4}) {
+    for (const int64_t head_dim : {64, 128, 256}) {
+      ProblemSpec spec = base(head_dim);
+      spec.seqlen_q = 330;  // some before all keys
+      spec.heads_q = spec.heads_kv = 2;
+      spec.alibi = true;
+      expect_conformance_of_all_types(spec, forward_only(),
+                                      [=](OwnedProblem& x) { x[Role::kAlibi].set({1}, slope); });
+    }
+  }
+}
+
 TEST(Maximum, OneKeyLeaps) {
   constexpr std::array<int64_t, 4> head_dims = {64, 128, 256, 512};
   // The first and last keys of blocks of 64, 80, 96, 112 and 128, and keys inside.

@@ -21,7 +21,7 @@
 // Files
 //   fwd_sm90_config.cuh     configuration, shared memory, the work tile of a consumer
 //   fwd_sm90_producers.cuh  the threads that plan tiles and load Q, K and V
-//   fwd_sm90_scores.cuh     terms of the score, what is not seen, what dropout keeps
+//   fwd_sm90_scores.cuh     terms of the score, what is not seen, what dropout keeps; fwd_sm90_alibi.cuh distances by products
 //   fwd_sm90_consumer.cuh   Q K^T, softmax, P V, and the two schedules
 //   fwd_sm90_softmax.cuh    weights of a block; fwd_sm90_softmax_e4m3.cuh those of 8 bits
 //   fwd_sm90_sums.cuh       sums of O in shared memory, of operands of 8 bits
@@ -88,10 +88,12 @@ __global__ void __launch_bounds__(Instance::kConfig.threads(), Instance::kConfig
   if constexpr (kConfig.dropout) write_rng_state(args.f.p);
   if constexpr (kConfig.row_sum_in_mma)
     memory.fill_ones(thread, std::is_same_v<typename Consumer::Operand, __half> ? 0x3c003c00u : 0x3f803f80u);
+  if constexpr (kConfig.alibi)
+    AlibiColumns::fill(memory.base + kConfig.columns_at(), kConfig.tile_n, thread, kConfig.threads());
   if constexpr (kConfig.stream_k) count_units(args.f, memory);
   // The next launch waits, and has its CTAs where those of this one end. A launch that merges has few, which would share the first SM.
   if (kConfig.stream_k || args.f.num_splits == 1) ptx::let_next_launch_begin();
-  __syncthreads();  // the barriers are ready, the ones, and the units
+  __syncthreads();  // the barriers are ready, the ones, the columns' numbers, and the units
 
   if (warpgroup == 0) {
     ptx::setmaxnreg_dec<kConfig.producer_registers()>();

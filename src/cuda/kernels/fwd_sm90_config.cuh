@@ -131,8 +131,11 @@ struct FwdSm90Config {
   constexpr int pair_row_bytes() const { return tile_n * 2 + 16; }
   constexpr int pair_block_bytes() const { return 16 * pair_row_bytes(); }
   constexpr int all_pairs_bytes() const { return 4 * consumers * 2 * pair_block_bytes(); }
-  /// What stands at the end: sums of O of operands of 8 bits, or what consumers with shared_rows leave for each other.
+  /// What stands at the end: sums of O of operands of 8 bits, what consumers with shared_rows leave for each other, or with ALiBi the
+  /// columns' numbers (AlibiColumns).
   constexpr int sums_at() const { return (pairs_at() + 15) / 16 * 16; }
+  constexpr int columns_at() const { return (pairs_at() + 255) / 256 * 256; }  ///< an atom of 32-byte rows
+  constexpr int columns_bytes() const { return alibi ? tile_n * 32 : 0; }
   /// With shared_rows: of a consumer, of each thread half of its sums of O, maxima and sums of its rows.
   constexpr int shared_rows_bytes() const { return shared_rows ? 128 * (columns_o() / 2 + 4) * 4 : 0; }
   /// Of operands of 8 bits: the registers of acc_o, in float32.
@@ -141,6 +144,7 @@ struct FwdSm90Config {
   constexpr int shared_bytes() const {
     if (e4m3) return sums_at() + consumers * sums_bytes();
     if (shared_rows) return sums_at() + consumers * shared_rows_bytes();
+    if (alibi) return columns_at() + columns_bytes();
     const auto up_to_pairs = [&](int in_ring) {
       return pairs_at() + (in_ring - ring()) * (k_bytes() + v_stage_bytes() + 4 * 8);
     };

@@ -28,7 +28,7 @@ struct FwdSm90Consumer : FwdSm90Scores<Instance> {
   using Base::args, Base::memory, Base::w, Base::work, Base::rows, Base::steep;
   using Base::kConfig, Base::kTileN, Base::kRows, Base::kParts, Base::kOfStep, Base::kStepsPv,
       Base::kWholeWarp;
-  using Base::pair_terms, Base::begin_alibi, Base::block_terms, Base::seen_of, Base::copy_pairs,
+  using Base::pair_terms, Base::begin_alibi, Base::distances_of, Base::block_terms, Base::seen_of, Base::copy_pairs,
       Base::apply_terms;
   using Element = typename Instance::Element;  ///< of O
   using Operand = typename Base::Operand;
@@ -36,6 +36,7 @@ struct FwdSm90Consumer : FwdSm90Scores<Instance> {
   using AccS = typename Base::AccS;
   using KeyBlocks = typename Base::KeyBlocks;
   using Block = typename Base::Block;
+  using Distances = typename Base::Alibi::Operand;
   using PairTerms = typename Base::PairTerms;
   using BlockTerms = typename Base::BlockTerms;
   using Kept = typename Base::Kept;
@@ -263,11 +264,14 @@ struct FwdSm90Consumer : FwdSm90Scores<Instance> {
     return base16 + stage * static_cast<int>(tile::wgmma_start_step(bytes));
   }
 
-  /// S = Q K^T of the block in `stage`, queued.
-  __device__ __forceinline__ void issue_qk(AccS& acc_s, int stage) const {
+  /// S = Q K^T of the block in `stage`, and its distances, queued.
+  __device__ __forceinline__ void issue_qk(AccS& acc_s, int stage, const Distances& distances) const {
     const uint64_t q = Memory::first_q().encode_from(q16),
                    k = Memory::first_k().encode_from(stage16(stage, kConfig.k_bytes()));
     using Product = ptx::Wgmma<kTileN>;
+    if constexpr (kConfig.alibi)  // first: behind operands A from shared memory it would be a product of its own
+      Product::template rs<__nv_bfloat16, WgmmaStart::kZero, WgmmaMajor::kK>(
+          acc_s, distances.a, AlibiColumns::at(kConfig.columns_at()).encode_from(base16));
 #pragma unroll
     for (int i = 0; i < kProducts * kStepsQk; ++i) {
       const PartPair part = part_pair(kParts, i / kStepsQk);
@@ -276,14 +280,15 @@ struct FwdSm90Consumer : FwdSm90Scores<Instance> {
           q + tile::wgmma_start_step((part.a * kStripsQ + step / 4) * kRows * kRowBytes + inside);
       const uint64_t b =
           k + tile::wgmma_start_step((part.b * kStripsQ + step / 4) * kTileN * kRowBytes + inside);
+      constexpr bool kStarts = !kConfig.alibi;
       if constexpr (kConfig.q_in_registers) {
-        if (i == 0) {
+        if (kStarts && i == 0) {
           Product::template rs<Operand, WgmmaStart::kZero, WgmmaMajor::kK>(acc_s, q_fragments[0], b);
         } else {
           Product::template rs<Operand, WgmmaStart::kAccumulate, WgmmaMajor::kK>(acc_s, q_fragments[step], b);
         }
       } else {
-        if (i == 0) {
+        if (kStarts && i == 0) {
           Product::template ss<Operand, WgmmaStart::kZero, WgmmaMajor::kK>(acc_s, a, b);
         } else {
           Product::template ss<Operand, WgmmaStart::kAccumulate, WgmmaMajor::kK>(acc_s, a, b);
@@ -392,8 +397,9 @@ struct FwdSm90Consumer : FwdSm90Scores<Instance> {
       AccS acc_s;
       const bool is_first = at.n == first.n;
       ptx::mbarrier_wait(memory.full_k(ring.stage), ring.phase);
+      const Distances distances = distances_of(at.n);
       ptx::wgmma_fence();
-      issue_qk(acc_s, ring.stage);
+      issue_qk(acc_s, ring.stage, distances);
       next = block_before(blocks, at.n);
       const BlockTerms block = block_terms(blocks, at, next, seen, terms);
       ptx::wgmma_wait<0>();  // Q K^T of this block, and P V of the one before
@@ -424,9 +430,10 @@ struct FwdSm90Consumer : FwdSm90Scores<Instance> {
     if constexpr (kConfig.stages_pairs()) copy_pairs(blocks, first.n, terms);
     Seen seen = seen_of(first, terms);
     ptx::mbarrier_wait(memory.full_k(ring.stage), ring.phase);
+    const Distances distances_of_first = distances_of(first.n);
     wait_for_turn();
     ptx::wgmma_fence();
-    issue_qk(acc_s, ring.stage);
+    issue_qk(acc_s, ring.stage, distances_of_first);
     pass_turn();
     Block next = block_before(blocks, first.n);
     const BlockTerms of_first = block_terms(blocks, first, next, seen, terms);
@@ -442,9 +449,10 @@ struct FwdSm90Consumer : FwdSm90Scores<Instance> {
       ring.advance();
       ptx::mbarrier_wait(memory.full_k(ring.stage), ring.phase);
       ptx::mbarrier_wait(memory.full_v(before.stage), before.phase);
+      const Distances distances = distances_of(at.n);
       wait_for_turn();
       ptx::wgmma_fence();
-      issue_qk(acc_s, ring.stage);
+      issue_qk(acc_s, ring.stage, distances);
       issue_pv(before.stage);
       pass_turn();
       next = block_before(blocks, at.n);

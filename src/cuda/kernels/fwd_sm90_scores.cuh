@@ -8,13 +8,13 @@
 #include <cstdint>
 #include <type_traits>
 
+#include "cuda/kernels/fwd_sm90_alibi.cuh"
 #include "cuda/kernels/fwd_sm90_config.cuh"
 #include "cuda/kernels/fwd_sm90_pairs.cuh"
 #include "cuda/kernels/fwd_sm90_softmax.cuh"
 #include "cuda/kernels/fwd_sm90_softmax_e4m3.cuh"
 #include "cuda/kernels/fwd_sm90_warpgroup.cuh"
 #include "cuda/ptx/cp_async.cuh"
-#include "cuda/warp/alibi.cuh"
 #include "cuda/warp/dropout.cuh"
 #include "cuda/warp/expression.cuh"
 #include "cuda/warp/expression_objects.cuh"
@@ -40,20 +40,17 @@ struct FwdSm90Scores {
   static constexpr int kOfStep = 32 / kConfig.element_bytes(), kStepsPv = kTileN / kOfStep;
   static constexpr uint32_t kWholeWarp = 0xffffffffu;
   static_assert(kConfig.expression == (Expression::kHasScore || Expression::kHasSees));
-  /// Whether exponents take what a lane's distances in a block have in common: with 128 keys registers are short.
-  static constexpr bool kShifts = kConfig.alibi && kTileN < 128;
 
   using AccS = float[kTileN / 2];
   using Rows = std::conditional_t<kConfig.e4m3, FwdSm90RowsE4M3<kTileN>,
-                                  FwdSm90Rows<Operand, kTileN, !kConfig.row_sum_in_mma, kParts, kShifts>>;
+                                  FwdSm90Rows<Operand, kTileN, !kConfig.row_sum_in_mma, kParts, kConfig.alibi>>;
 
   const TmaForwardArgs& args;
   const Memory& memory;
   const int w;  ///< number of this consumer
   Rows rows;
-  /// Of this lane's two rows: the slope as a factor of Q K^T, negative, and the key position of the query.
-  float alibi_factor[kConfig.alibi ? 2 : 1];
-  int diagonal[kConfig.alibi ? 2 : 1];
+  using Alibi = std::conditional_t<kConfig.alibi, FwdSm90Alibi, NoAlibi>;
+  Alibi alibi;
   /// Whether scores may grow by so much from one block to the next that weights against the maxima of the blocks before
   /// would overflow: then maxima follow each block.
   bool steep = false;
@@ -99,19 +96,15 @@ struct FwdSm90Scores {
     return {queries, pairs};
   }
   __device__ __forceinline__ void begin_alibi() {
-    const tile::AttentionParams& p = args.f.p;
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      // A row behind the last one has a slope, too, that nobody looks at.
-      const int row =
-          min(work->first_row + 16 * warp_index() + lane_index() / 4 + 8 * half, work->end_row - 1);
-      const QueryRow query = query_row(args.f, *work, max(row, 0));
-      alibi_factor[half] = -alibi_slope(p, work->batch, query.head) / p.scale;
-      diagonal[half] = query.query + work->span.used_k - work->span.used_q;
-    }
     constexpr float kMostGrowth = 100;  // of log2; float32 ends at 128, and products grow as well
-    const float slope = fmaxf(fabsf(alibi_factor[0]), fabsf(alibi_factor[1])) * args.scale_log2;
+    const float slope = alibi.begin(args.f, *work) * args.scale_log2;
     steep = __any_sync(kWholeWarp, !(slope * kTileN <= kMostGrowth));
+  }
+
+  /// Operand A of the step of Q K^T that adds distances of block n. To be made before the fence of the product.
+  __device__ __forceinline__ Alibi::Operand distances_of(int n) const {
+    if constexpr (kConfig.alibi) return alibi.operand(alibi.side_of(n * kTileN, kTileN));
+    return {};
   }
 
   // --- from Q K^T to scores ---
@@ -193,25 +186,12 @@ struct FwdSm90Scores {
   __device__ __forceinline__ void find_kept(Kept& kept, int n) const {
     find_kept_weights<(kTileN > 64 ? 2 : 4)>(kept, dropout, args.f, *work, n * kTileN);
   }
-  /// ALiBi of block n. Where its keys lie on one side of all rows, what the distances of a lane have in common is left to the
-  /// exponents: an instruction an element for two.
+  /// What the product has not added of the distances of block n.
   __device__ __forceinline__ void add_alibi(AccS& acc_s, int n) {
-    const int first_key = n * kTileN;
-    const bool before = __all_sync(kWholeWarp, first_key + kTileN - 1 <= min(diagonal[0], diagonal[1])),
-               behind = __all_sync(kWholeWarp, first_key >= max(diagonal[0], diagonal[1]));
+    const FwdSm90Alibi::Side side = alibi.side_of(n * kTileN, kTileN);
 #pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const auto distance = static_cast<float>(diagonal[half] - first_key - 2 * (lane_index() % 4));
-      if constexpr (kShifts) {
-        const float factor = before ? alibi_factor[half] : -alibi_factor[half];
-        rows.shift[half] = before || behind ? factor * distance : 0;
-        if (before || behind) {
-          add_columns(acc_s, half, -factor);
-          continue;
-        }
-      }
-      add_distances<-1>(acc_s, half, alibi_factor[half], distance);
-    }
+    for (int half = 0; half < 2; ++half) rows.shift[half] = alibi.shift(side, half, n * kTileN);
+    if (side == FwdSm90Alibi::Side::kAcross) alibi.add_each(acc_s, n * kTileN);
   }
   /// From Q K^T to scores: softcap, ALiBi or an expression, and the mask where block n needs one.
   __device__ __forceinline__ void apply_terms(AccS& acc_s, int n, const BlockTerms& block,

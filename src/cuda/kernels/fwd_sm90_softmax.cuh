@@ -17,7 +17,7 @@ namespace fovea::cuda {
 inline constexpr float kMostSum = 8192.0f;
 
 /// Rows of a consumer's thread, over blocks of kTileN keys. With kSums their sums are kept here; otherwise tensor
-/// cores add the weights up. With kShifts all scores of a lane in a row of a block may lack the same number, `shift`.
+/// cores add the weights up. With kShifts all scores of a row of a block lack the same number, `shift`.
 template <class T, int kTileN, bool kSums, int kParts, bool kShifts = false>
 struct FwdSm90Rows : OnlineRows {
   using AccS = float[kTileN / 2];
@@ -37,7 +37,7 @@ struct FwdSm90Rows : OnlineRows {
   /// A row's largest score among the first kTiles * 8 keys of this block.
   template <int kTiles>
   __device__ __forceinline__ float largest_in_block(const AccS& acc_s, int half) const {
-    if constexpr (kShifts) return row_maximum(largest_of_lane<kTiles>(acc_s, half) + shift[half]);
+    if constexpr (kShifts) return largest_of<kTiles>(acc_s, half) + shift[half];
     return largest_of<kTiles>(acc_s, half);
   }
 

@@ -28,17 +28,4 @@ __device__ __forceinline__ void add_distances(float (&x)[kElements], int half, f
   }
 }
 
-/// x + factor (8 t + e): the part of a row's distances that its columns are, from column 2 (lane % 4) on.
-template <int kElements>
-__device__ __forceinline__ void add_columns(float (&x)[kElements], int half, float factor) {
-#pragma unroll
-  for (int t = 0; t < kElements / 4; ++t) {
-#pragma unroll
-    for (int e = 0; e < 2; ++e) {
-      float& element = x[4 * t + 2 * half + e];
-      element = fmaf(factor, static_cast<float>(8 * t + e), element);
-    }
-  }
-}
-
 }  // namespace fovea::cuda

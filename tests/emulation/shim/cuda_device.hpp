@@ -2,6 +2,7 @@
 // (g++ -include).
 #pragma once
 
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <cstring>
@@ -191,4 +192,16 @@ inline bool __any_sync(unsigned mask, bool vote) {
 }
 inline bool __all_sync(unsigned mask, bool vote) {
   return __ballot_sync(mask, vote) == 0xffffffffu;
+}
+inline int __reduce_min_sync(unsigned mask, int x) {
+  fovea_check_mask(mask);
+  return fovea::emulation::collective<int>("a minimum", x, [](const int* in, int* out) {
+    for (int l = 0; l < 32; ++l) out[l] = *std::min_element(in, in + 32);
+  });
+}
+inline int __reduce_max_sync(unsigned mask, int x) {
+  fovea_check_mask(mask);
+  return fovea::emulation::collective<int>("a maximum", x, [](const int* in, int* out) {
+    for (int l = 0; l < 32; ++l) out[l] = *std::max_element(in, in + 32);
+  });
 }
