@@ -59,8 +59,8 @@ struct FwdSm90Alibi {
     highest = __reduce_max_sync(0xffffffffu, max(diagonal[0], diagonal[1]));
     // An infinite factor times column 0 would be NaN, so that all distances of such rows are taken one by one.
     if (__any_sync(0xffffffffu, !(largest < INFINITY))) {
-      lowest = INT32_MIN;
-      highest = INT32_MAX;
+      lowest = -1;
+      highest = 0x7fffffff;
     }
     return largest;
   }
