@@ -26,9 +26,9 @@ struct NoAlibi {
 
 /// Of a lane's two rows.
 struct FwdSm90Alibi {
-  float factor[2];     ///< of Q K^T: the slope over the scale, negative
-  int diagonal[2];     ///< the key position of the query
-  uint32_t parts[2];   ///< the lane's elements of operand A, for keys that come before the rows
+  float factor[2];      ///< of Q K^T: the slope over the scale, negative
+  int diagonal[2];      ///< the key position of the query
+  uint32_t parts[2];    ///< the lane's elements of operand A, for keys that come before the rows
   int lowest, highest;  ///< of the diagonals of the warp's rows
 
   /// Where a block of `keys` keys lies: before all rows of the warp, behind them, or neither.
@@ -89,7 +89,7 @@ struct FwdSm90Alibi {
  private:
   /// The two elements of a row of operand A that the lane holds (tile::WgmmaOperandA): x = high + middle + low.
   __device__ __forceinline__ static uint32_t parts_of_lane(float x) {
-    constexpr uint32_t kPart = 0xffff0000u;  // the upper half of a float is a bfloat16: cut off, nothing overflows
+    constexpr uint32_t kPart = 0xffff0000u;  // the upper half is a bfloat16: cut off, nothing overflows
     const uint32_t high = __float_as_uint(x) & kPart;
     const float rest = x - __uint_as_float(high);
     const uint32_t middle = __float_as_uint(rest) & kPart,
@@ -109,7 +109,8 @@ struct AlibiColumns {
   __device__ __forceinline__ static void fill(uint32_t start, int tile_n, int thread, int threads) {
     for (int row = thread; row < tile_n; row += threads) {
       const uint32_t number = __float_as_uint(static_cast<float>(row)) >> 16;  // exact up to 256
-      ptx::st_shared_16(tile::wgmma_k_major_address(at(start), row, 0), uint4{number << 16 | number, number, 0, 0});
+      ptx::st_shared_16(tile::wgmma_k_major_address(at(start), row, 0),
+                        uint4{number << 16 | number, number, 0, 0});
       ptx::st_shared_16(tile::wgmma_k_major_address(at(start), row, 1), uint4{});
     }
     ptx::async_proxy_fence();

@@ -28,8 +28,8 @@ struct FwdSm90Consumer : FwdSm90Scores<Instance> {
   using Base::args, Base::memory, Base::w, Base::work, Base::rows, Base::steep;
   using Base::kConfig, Base::kTileN, Base::kRows, Base::kParts, Base::kOfStep, Base::kStepsPv,
       Base::kWholeWarp;
-  using Base::pair_terms, Base::begin_alibi, Base::distances_of, Base::block_terms, Base::seen_of, Base::copy_pairs,
-      Base::apply_terms;
+  using Base::pair_terms, Base::begin_alibi, Base::distances_of, Base::block_terms, Base::seen_of,
+      Base::copy_pairs, Base::apply_terms;
   using Element = typename Instance::Element;  ///< of O
   using Operand = typename Base::Operand;
   using Memory = typename Base::Memory;
@@ -269,7 +269,8 @@ struct FwdSm90Consumer : FwdSm90Scores<Instance> {
     const uint64_t q = Memory::first_q().encode_from(q16),
                    k = Memory::first_k().encode_from(stage16(stage, kConfig.k_bytes()));
     using Product = ptx::Wgmma<kTileN>;
-    if constexpr (kConfig.alibi)  // first: behind operands A from shared memory it would be a product of its own
+    if constexpr (kConfig
+                      .alibi)  // first: behind operands A from shared memory it would be a product of its own
       Product::template rs<__nv_bfloat16, WgmmaStart::kZero, WgmmaMajor::kK>(
           acc_s, distances.a, AlibiColumns::at(kConfig.columns_at()).encode_from(base16));
 #pragma unroll

@@ -42,8 +42,9 @@ struct FwdSm90Scores {
   static_assert(kConfig.expression == (Expression::kHasScore || Expression::kHasSees));
 
   using AccS = float[kTileN / 2];
-  using Rows = std::conditional_t<kConfig.e4m3, FwdSm90RowsE4M3<kTileN>,
-                                  FwdSm90Rows<Operand, kTileN, !kConfig.row_sum_in_mma, kParts, kConfig.alibi>>;
+  using Rows =
+      std::conditional_t<kConfig.e4m3, FwdSm90RowsE4M3<kTileN>,
+                         FwdSm90Rows<Operand, kTileN, !kConfig.row_sum_in_mma, kParts, kConfig.alibi>>;
 
   const TmaForwardArgs& args;
   const Memory& memory;
