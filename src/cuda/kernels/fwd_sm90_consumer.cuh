@@ -269,8 +269,8 @@ struct FwdSm90Consumer : FwdSm90Scores<Instance> {
     const uint64_t q = Memory::first_q().encode_from(q16),
                    k = Memory::first_k().encode_from(stage16(stage, kConfig.k_bytes()));
     using Product = ptx::Wgmma<kTileN>;
-    if constexpr (kConfig
-                      .alibi)  // first: behind operands A from shared memory it would be a product of its own
+    // First: behind operands A from shared memory the compiler makes a product of its own of it.
+    if constexpr (kConfig.alibi)
       Product::template rs<__nv_bfloat16, WgmmaStart::kZero, WgmmaMajor::kK>(
           acc_s, distances.a, AlibiColumns::at(kConfig.columns_at()).encode_from(base16));
 #pragma unroll
