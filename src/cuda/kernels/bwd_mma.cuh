@@ -64,6 +64,7 @@
 #include "cuda/kernels/bwd_mma_config.cuh"
 #include "cuda/kernels/bwd_mma_cta.cuh"
 #include "cuda/kernels/bwd_mma_products.cuh"
+#include "cuda/kernels/bwd_mma_terms.cuh"
 #include "cuda/kernels/bwd_mma_weights.cuh"
 #include "cuda/ptx/ldmatrix.cuh"
 #include "cuda/ptx/red.cuh"
@@ -144,6 +145,7 @@ __device__ __forceinline__ void make_p_ds(const BwdMmaCta<Instance>& cta, const 
   const float* const s_lse = cta.statistics(step.parity);
 #pragma unroll 1
   for (int chunk = 0; chunk < B::kChunks; ++chunk) {
+    const BwdMmaTerms<Instance> terms(cta, step, chunk, scale_log2);
     float acc_s[2][B::kChunkN8][4], acc_dp[2][B::kChunkN8][4];
     multiply_s_dp<Instance>(cta, step, chunk, thread, acc_s, acc_dp);
 
@@ -156,11 +158,11 @@ __device__ __forceinline__ void make_p_ds(const BwdMmaCta<Instance>& cta, const 
                                     s_lse + at.column0(chunk), at.lane, acc_s, rounded_p, keep);
     }
     if (B::kC.general || !typename B::Pairs(p, work.span).all_see(i0, work.j0)) {
-      bwd_weights<Instance, true>(p, work, chunk, i0, scale_log2, s_lse, cta.s_p(), cta.s_ds(), thread, acc_s,
-                                  acc_dp, keep, rounded_p, rounded_ds);
+      bwd_weights<Instance, true>(step, terms, chunk, s_lse, cta.s_p(), cta.s_ds(), thread, acc_s, acc_dp,
+                                  keep, rounded_p, rounded_ds);
     } else {
-      bwd_weights<Instance, false>(p, work, chunk, i0, scale_log2, s_lse, cta.s_p(), cta.s_ds(), thread,
-                                   acc_s, acc_dp, keep, rounded_p, rounded_ds);
+      bwd_weights<Instance, false>(step, terms, chunk, s_lse, cta.s_p(), cta.s_ds(), thread, acc_s, acc_dp,
+                                   keep, rounded_p, rounded_ds);
     }
 
     if constexpr (!B::kC.exchanges_p()) {
@@ -286,10 +288,12 @@ __global__ void __launch_bounds__(Instance::kConfig.threads(), Instance::kConfig
   float acc_dk[2][2 * B::kOwnD16][4], acc_dv[2][2 * B::kOwnDv16][4];
   clear(acc_dk);
   clear(acc_dv);
+  BwdMmaTerms<Instance>::find_kept(cta, step);
 #pragma unroll 1
   while (any_step) {
     ptx::cp_async_wait<0>();
     cta.look_for_broken_rows(step);
+    cta.find_block_behind(step);
     __syncthreads();  // A
     cta.release_turn(step.parity ^ 1);
     if (cta.work.not_finite[step.parity]) cta.clear_broken_rows(step);
@@ -297,7 +301,11 @@ __global__ void __launch_bounds__(Instance::kConfig.threads(), Instance::kConfig
     make_p_ds<Instance>(cta, step, scale_log2, thread, acc_dk, acc_dv);
     cta.acquire_turn(step);
     __syncthreads();  // B
+    // Of two warps of a CTA that share a scheduler one does so before its products, the other behind them.
+    const bool looks_first = B::kThreads <= 128 || cta.index_again() < 128;
+    if (looks_first) BwdMmaTerms<Instance>::find_kept(cta, cta.next_of(step));
     add_dv_dk<Instance>(cta, step, acc_dk, acc_dv);
+    if (!looks_first) BwdMmaTerms<Instance>::find_kept(cta, cta.next_of(step));
     add_dq<Instance>(cta, step);
     step = cta.next_of(step);
     if (!step.exists) break;

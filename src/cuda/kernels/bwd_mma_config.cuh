@@ -9,6 +9,7 @@
 #include "cuda/warp/mma_tile.cuh"
 #include "cuda/warp/shared_tile.cuh"
 #include "tile/kv_range.hpp"
+#include "tile/seen_blocks.hpp"
 
 namespace fovea::cuda {
 
@@ -23,6 +24,8 @@ struct BwdWork {
   int before_first, before_end;  ///< those that see the key block after it, which adds to dQ before it
   int* turn[2];                  ///< of the tile of dQ that this CTA adds to in a step of either parity
   bool not_finite[2];            ///< the step, of either parity, has rows that are not finite
+  tile::SeenBlocks seen;         ///< blocks of queries that the expression lets see the keys
+  int behind[2];                 ///< of these the one behind that of a step of either parity
 };
 
 struct BwdConfig {
@@ -39,7 +42,11 @@ struct BwdConfig {
   /// at a time.
   int stream = 0;
   MmaShape mma = MmaShape::kM16N8K16;
+  // Kernels that know a term, and for the rest are no general ones.
+  bool alibi = false, dropout = false;
+  bool expression = false;  ///< compiled for the problem's expression
 
+  constexpr bool has_term() const { return alibi || dropout || expression; }
   constexpr int warps_n() const { return tile_n / 32; }
   constexpr int num_warps() const { return warps_n() * warps_q; }
   constexpr int threads() const { return 32 * num_warps(); }
@@ -56,7 +63,10 @@ struct BwdConfig {
   constexpr int offset_ds() const { return offset_do() + stages_do * tile_m * head_dim_v * 2; }
   constexpr int offset_p() const { return offset_ds() + tile_n * tile_m * 2; }
   constexpr int offset_stats() const { return offset_p() + (exchanges_p() ? tile_n * tile_m * 2 : 0); }
-  constexpr int offset_work() const { return offset_stats() + 2 * 2 * tile_m * 4; }
+  constexpr int offset_kept() const { return offset_stats() + 2 * 2 * tile_m * 4; }
+  /// Of a thread: a word for each of its chunks of a step.
+  constexpr int kept_bytes() const { return dropout ? threads() * (tile_m / (warps_q * chunk_m)) * 4 : 0; }
+  constexpr int offset_work() const { return offset_kept() + kept_bytes(); }
   constexpr int shared_bytes() const { return offset_work() + static_cast<int>(sizeof(BwdWork)); }
 
   constexpr bool valid() const {

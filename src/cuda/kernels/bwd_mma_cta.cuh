@@ -10,6 +10,7 @@
 #include "cuda/ptx/acquire_release.cuh"
 #include "cuda/ptx/cp_async.cuh"
 #include "cuda/ptx/special.cuh"
+#include "cuda/warp/expression.cuh"
 #include "cuda/warp/finite_tile.cuh"
 #include "cuda/warp/shared_tile.cuh"
 
@@ -31,6 +32,8 @@ struct BwdMmaCta {
   using TileDO = typename B::TileDO;
   static constexpr BwdConfig kC = B::kC;
   static constexpr int kM = B::kM, kN = B::kN, kThreads = B::kThreads;
+  /// Whether it passes over blocks that the expression hides.
+  static constexpr bool kWalks = kC.expression && Expression::kHasSees;
 
   const BackwardArgs& args;
   const tile::AttentionParams& p;
@@ -59,6 +62,10 @@ struct BwdMmaCta {
   /// lse_log2 of the queries of a step, then delta.
   __device__ __forceinline__ float* statistics(int parity) const {
     return reinterpret_cast<float*>(shared + kC.offset_stats()) + parity * 2 * kM;
+  }
+  /// This thread's word of a chunk: which weights dropout keeps.
+  __device__ __forceinline__ uint32_t kept(int chunk) const {
+    return base + kC.offset_kept() + static_cast<uint32_t>(chunk * kThreads + index_again()) * 4;
   }
   static __device__ __forceinline__ int stage_q(int parity) { return parity % kC.stages_q; }
   static __device__ __forceinline__ int stage_do(int parity) { return parity % kC.stages_do; }
@@ -89,10 +96,14 @@ struct BwdMmaCta {
     work.span = tile::sequence_span(p, work.batch);
     const tile::Span32 mine = blocks_of_queries(work.j0), before = blocks_of_queries(work.j0 + kN);
     work.m_first = mine.begin, work.m_end = mine.end;
+    if constexpr (kWalks) {
+      work.seen = args.seen.at(work.batch, work.head_kv, work.block);
+      work.m_first = work.seen.from(mine.begin, mine.end);
+    }
     work.before_first = before.begin, work.before_end = before.end;
     work.not_finite[0] = work.not_finite[1] = false;
     work.turn[1] = nullptr;
-    if constexpr (kC.general) work.dropout = tile::dropout_of(p);
+    if constexpr (kC.general || kC.dropout) work.dropout = tile::dropout_of(p);
   }
 
   // Rows of a tensor: of this CTA's key head, or of a head of queries.
@@ -173,6 +184,10 @@ struct BwdMmaCta {
       work.not_finite[step.parity] = true;
     }
   }
+  /// Finds the block behind that of the step, by one thread. Read behind barrier A.
+  __device__ __forceinline__ void find_block_behind(const BwdStep& step) const {
+    if (kWalks && index_again() == 0) work.behind[step.parity] = work.seen.from(step.block + 1, work.m_end);
+  }
   /// Rows of Q and dO whose lse is not finite become zeros.
   __device__ __forceinline__ void clear_broken_rows(const BwdStep& step) const {
     float* const s_lse = statistics(step.parity);
@@ -201,8 +216,9 @@ struct BwdMmaCta {
 
   /// The step to come. Read anew from `work` behind each barrier, which keeps it out of the registers.
   __device__ __forceinline__ BwdStep next_of(const BwdStep& step) const {
-    const bool wraps = step.block + 1 == work.m_end;
-    return {step.head + wraps, wraps ? work.m_first : step.block + 1, step.parity ^ 1,
+    const int behind = kWalks ? work.behind[step.parity] : step.block + 1;
+    const bool wraps = behind == work.m_end;
+    return {step.head + wraps, wraps ? work.m_first : behind, step.parity ^ 1,
             step.head + wraps < (work.head_kv + 1) * p.group};
   }
   /// Starts copying what the next step has a second stage for. Behind barrier A.

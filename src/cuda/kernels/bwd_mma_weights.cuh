@@ -6,6 +6,7 @@
 
 #include "cuda/kernels/args.hpp"
 #include "cuda/kernels/bwd_mma_config.cuh"
+#include "cuda/kernels/bwd_mma_terms.cuh"
 #include "cuda/ptx/shared.cuh"
 #include "cuda/ptx/special.cuh"
 #include "cuda/ptx/stmatrix.cuh"
@@ -102,21 +103,29 @@ __device__ __forceinline__ void bwd_weights_general(
 /// holds S, or with `general` what bwd_weights_general made of it. `s_lse`: lse_log2 of the block's queries, then delta.
 /// kSelect: some pairs may take no part.
 template <class Instance, bool kSelect, int kChunkN8, int kKeepWords>
-__device__ __forceinline__ void bwd_weights(const tile::AttentionParams& p, const BwdWork& work, int chunk,
-                                            int i0, float scale_log2, const float* s_lse, uint32_t a_p,
-                                            uint32_t a_ds, int thread, float (&acc_s)[2][kChunkN8][4],
+__device__ __forceinline__ void bwd_weights(const BwdStep& step, const BwdMmaTerms<Instance>& terms,
+                                            int chunk, const float* s_lse, uint32_t a_p, uint32_t a_ds,
+                                            int thread, float (&acc_s)[2][kChunkN8][4],
                                             const float (&acc_dp)[2][kChunkN8][4],
                                             const uint32_t (&keep)[kKeepWords],
                                             uint32_t (&rounded_p)[2][kChunkN8][2],
                                             uint32_t (&rounded_ds)[2][kChunkN8][2]) {
   using B = BwdMma<Instance>;
   using T = typename Instance::Element;
+  using Terms = BwdMmaTerms<Instance>;
+  const tile::AttentionParams& p = terms.p;
+  const BwdWork& work = terms.cta.work;
+  const int i0 = step.block * B::kM;
   const typename B::Place at(thread);
   const float* const statistics = s_lse + at.column0(chunk) + 2 * at.t;
   const typename B::Pairs pairs(p, work.span);
   [[maybe_unused]] const int distance =
       work.j0 + at.warp_n * 32 + at.g - (i0 + at.column0(chunk) + 2 * at.t) - pairs.shift;
   [[maybe_unused]] const int keys_left = pairs.used_k - (work.j0 + at.warp_n * 32 + at.g);
+  [[maybe_unused]] const typename Terms::Place place(work, step, chunk, thread);
+  [[maybe_unused]] const typename Terms::Distances distances = terms.distances(place);
+  [[maybe_unused]] const typename Terms::Kept kept = terms.kept_of(chunk);
+  [[maybe_unused]] const float share_kept = terms.share_kept(), log2_of_kept = ptx::lg2(share_kept);
   [[maybe_unused]] const uint32_t words = at.words(chunk);
   [[maybe_unused]] const FragmentAddresses<typename B::TileP, LdmatrixOrder::kDownFirst> strip(
       at.lane, at.warp_n * 32, at.column0(chunk) / 8);
@@ -127,8 +136,13 @@ __device__ __forceinline__ void bwd_weights(const tile::AttentionParams& p, cons
 #endif
 #pragma unroll
   for (int n = 0; n < kChunkN8; ++n) {
-    [[maybe_unused]] const float2 lse = *reinterpret_cast<const float2*>(statistics + n * 8);
-    const float2 delta = *reinterpret_cast<const float2*>(statistics + B::kM + n * 8);
+    [[maybe_unused]] float2 lse = *reinterpret_cast<const float2*>(statistics + n * 8);
+    float2 delta = *reinterpret_cast<const float2*>(statistics + B::kM + n * 8);
+    if constexpr (B::kC.dropout) {
+      // P times 1 / (1 - p), which dV and dS have as a factor.
+      lse.x += log2_of_kept, lse.y += log2_of_kept;
+      delta.x *= share_kept, delta.y *= share_kept;
+    }
 #pragma unroll
     for (int m = 0; m < 2; ++m) {
       float ds[4];
@@ -140,23 +154,31 @@ __device__ __forceinline__ void bwd_weights(const tile::AttentionParams& p, cons
             dp = keep[n / 4] >> (8 * (n % 4) + m * 4 + e) & 1 ? dp * p.dropout_keep_scale : 0.0f;
           }
         } else {
-          weight = ptx::ex2(weight * scale_log2 - (e & 1 ? lse.y : lse.x));
+          float slope;
+          weight = ptx::ex2(terms.exponent(weight, e & 1 ? lse.y : lse.x, place, distances, m, n, e, slope));
           if constexpr (kSelect) {
             const int key = m * 16 + 8 * (e >> 1), d = distance + key - (n * 8 + (e & 1));
             if (d < pairs.window_lo || d > pairs.window_hi || key >= keys_left) weight = 0;
           }
           acc_s[m][n][e] = weight;
+          if constexpr (Terms::kHasSlope) weight = weight == 0 ? 0.0f : weight * slope;
+          if constexpr (B::kC.dropout) dp = kept.drop_gradient(dp, m, n, e);
         }
         ds[e] = weight * (dp - (e & 1 ? delta.y : delta.x));
         // A pair that takes no part: V or delta may be NaN.
-        if constexpr (kSelect) ds[e] = weight == 0 ? 0.0f : ds[e];
+        if constexpr (kSelect || Terms::kHasScore) ds[e] = weight == 0 ? 0.0f : ds[e];
       }
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         if constexpr (!B::kC.general) {
           rounded_p[m][n][half] = pack<T>(acc_s[m][n][2 * half], acc_s[m][n][2 * half + 1]);
+          if constexpr (B::kC.dropout) rounded_p[m][n][half] = kept.drop(rounded_p[m][n][half], m, n, half);
         }
         rounded_ds[m][n][half] = pack<T>(ds[2 * half], ds[2 * half + 1]);
+        if constexpr (Terms::kHasSees) {
+          rounded_p[m][n][half] &= terms.seen_halves(m, n, half);
+          rounded_ds[m][n][half] &= terms.seen_halves(m, n, half);
+        }
         if constexpr (!kHasStmatrix) {
           const uint32_t word = B::Place::word(words, m, half, n);
           if constexpr (B::kC.exchanges_p()) ptx::st_shared_4(a_p + word, rounded_p[m][n][half]);

@@ -7,6 +7,7 @@
 //
 // Files
 //   fwd_mma_config.cuh    configuration, grid, the work of a CTA
+//   fwd_mma_scores.cuh    masks and terms of the score, and dropout
 //   fwd_mma_epilogue.cuh  O and lse
 // Shared memory
 //   sQ (kTileM, D), later the tile of O; sK, sV (stages, kTileN, D or Dv); swizzled 16-byte chunks
@@ -39,6 +40,7 @@
 
 #include "cuda/kernels/fwd_mma_config.cuh"
 #include "cuda/kernels/fwd_mma_epilogue.cuh"
+#include "cuda/kernels/fwd_mma_scores.cuh"
 #include "cuda/ptx/opaque.cuh"
 #include "cuda/ptx/special.cuh"
 #include "cuda/warp/mma_tile.cuh"
@@ -56,17 +58,19 @@ inline constexpr float kLargeSum = 1152921504606846976.0f;
 /// The registers of a thread, and the steps of the kernel. All steps are inlined, so that the arrays stay in
 /// registers. Every thread of the CTA calls every step.
 template <class Instance>
-struct FwdMma {
+struct FwdMma : FwdMmaScores<Instance> {
   using T = typename Instance::Element;
-  static constexpr FwdMmaConfig kConfig = Instance::kConfig;
-  static constexpr bool kGeneral = kConfig.general, kAligned = !kGeneral;
+  using Base = FwdMmaScores<Instance>;
+  using Base::args, Base::p, Base::shared_work, Base::warp, Base::lane;
+  using Base::kConfig, Base::kTileN, Base::kMTiles, Base::kSTiles;
+  using typename Base::AccS, typename Base::WorkTile;
+  static constexpr bool kGeneral = kConfig.general, kAligned = !kGeneral, kHasTerm = kConfig.has_term();
   static constexpr MmaShape kMma = kConfig.mma;
-  static constexpr int kTileM = kConfig.tile_m, kTileN = kConfig.tile_n, kThreads = kConfig.threads();
+  static constexpr int kTileM = kConfig.tile_m, kThreads = kConfig.threads();
   static constexpr int kDim = kConfig.head_dim, kDimV = kConfig.value_slice, kStages = kConfig.stages;
-  static constexpr int kMTiles = kConfig.warp_m() / 16;  ///< m16 tiles of a warp
-  static constexpr int kSTiles = kTileN / 8, kOTiles = kDimV / 8;
+  static constexpr int kOTiles = kDimV / 8;
   /// Whether blocks without a mask are weighed against the maxima of the blocks before.
-  static constexpr bool kStale = !kGeneral && std::is_same_v<T, __nv_bfloat16>;
+  static constexpr bool kStale = !kGeneral && !kHasTerm && std::is_same_v<T, __nv_bfloat16>;
   /// Three CTAs an SM leave 168 registers a thread: the mainloop then reads its bounds from shared memory.
   static constexpr bool kFewRegisters = kConfig.min_ctas > 2;
   static_assert(kStages == 1 || kStages == 2);
@@ -74,23 +78,14 @@ struct FwdMma {
   using TileK = SharedTile<kTileN, kDim>;
   using TileV = SharedTile<kTileN, kDimV>;
   using TileO = SharedTile<kTileM, kDimV>;
-  using WorkTile = FwdMmaWorkTile<kConfig>;
-  static_assert(sizeof(WorkTile) <= FwdMmaConfig::kWorkTileBytes);
-  using AccS = float[kMTiles][kSTiles][4];
 
-  const ForwardArgs& args;
-  const tile::AttentionParams& p;
-  const WorkTile& work;         ///< of the entry, as long as registers last
-  const WorkTile* shared_work;  ///< the same in shared memory, for the mainloop and the epilogue
-  const int thread, warp, lane;
+  const WorkTile& work;  ///< of the entry, as long as registers last
+  const int thread;
   const uint32_t sQ, sK, sV;
   /// Of this lane's first fragments: of the warp's rows of Q, and of stage 0 of K and V.
   uint32_t q_address, k_address, v_address;
-  /// From scores to exponents of 2: the plain kernel folds it into the exponent's fma, the general one has
-  /// multiplied already (apply_terms).
-  const float scale_log2;
+  const float scale_log2;   ///< from what acc_s holds to exponents of 2
   const float lazy_growth;  ///< kLazyGrowthLog2 in units of scores
-  const tile::Dropout dropout;
 
   float acc_o[kMTiles][kOTiles][4];
   // What OnlineRows holds, with a criterion of its own: `largest > row_max + lazy_growth` is one addition a row,
@@ -100,13 +95,9 @@ struct FwdMma {
 
   __device__ __forceinline__ FwdMma(const ForwardArgs& args_, const WorkTile& work_,
                                     const WorkTile* shared_work_, uint32_t shared)
-      : args(args_),
-        p(args_.p),
+      : Base(args_, shared_work_),
         work(work_),
-        shared_work(shared_work_),
         thread(static_cast<int>(threadIdx.x)),
-        warp(thread / 32),
-        lane(thread % 32),
         sQ(shared),
         sK(sQ + static_cast<uint32_t>(TileQ::kBytes > TileO::kBytes ? TileQ::kBytes : TileO::kBytes)),
         sV(sK + kStages * TileK::kBytes),
@@ -114,9 +105,8 @@ struct FwdMma {
                   FragmentAddresses<TileQ, LdmatrixOrder::kDownFirst>(lane).offset),
         k_address(sK + FragmentAddresses<TileK, LdmatrixOrder::kAcrossFirst>(lane).offset),
         v_address(sV + FragmentAddresses<TileV, LdmatrixOrder::kDownFirst>(lane).offset),
-        scale_log2(kGeneral ? 1.0f : args_.p.scale * tile::kLog2e),
-        lazy_growth(kLazyGrowthLog2 / scale_log2),
-        dropout(kGeneral ? tile::dropout_of(args_.p) : tile::Dropout()) {
+        scale_log2(Base::scale_log2_of(args_.p)),
+        lazy_growth(kLazyGrowthLog2 / scale_log2) {
     // One register each. Else the compiler keeps the terms that they have in common: at head size 128, where all
     // 255 registers are taken, the mainloop spills.
     ptx::make_opaque(q_address);
@@ -140,19 +130,24 @@ struct FwdMma {
         for (int e = 0; e < 4; ++e) acc_o[mt][ot][e] = 0.0f;
       }
     }
-    if (work.n_begin < work.n_end) {
-      copy_k(work, work.n_end - 1, std::true_type{});
-      if constexpr (kStages == 2) copy_v(work, work.n_end - 1, std::true_type{});
+    if (const int first = first_block(work); work.n_begin <= first) {
+      copy_k(work, first, stage_of(first, 0), std::true_type{});
+      if constexpr (kStages == 2) copy_v(work, first, stage_of(first, 0), std::true_type{});
     }
     ptx::cp_async_commit();
-    if constexpr (kFewRegisters) __syncthreads();  // shared_work is there for everyone: see bounds()
+    // shared_work is there for everyone: bounds() and steps_of_terms() read it before the first block has arrived.
+    if constexpr (kFewRegisters || kHasTerm) __syncthreads();
   }
 
   /// From the last block to the first: those that need a mask come before the others.
   __device__ __forceinline__ void mainloop() {
-    int n = bounds().n_end - 1;
-    if constexpr (!kGeneral) steps_down_to(n, &WorkTile::n_masked, std::true_type{});
-    steps_down_to(n, &WorkTile::n_begin, std::bool_constant<kGeneral>{});
+    if constexpr (kHasTerm) {
+      steps_of_terms();
+    } else {
+      int n = bounds().n_end - 1;
+      if constexpr (!kGeneral) steps_down_to(n, &WorkTile::n_masked, std::true_type{});
+      steps_down_to(n, &WorkTile::n_begin, std::bool_constant<kGeneral>{});
+    }
   }
 
   /// O and lse, from registers through shared memory.
@@ -160,7 +155,7 @@ struct FwdMma {
     ptx::cp_async_wait<0>();  // a tile without keys still has Q on its way, to where O goes
     __syncthreads();          // sQ and sK are free: O and row statistics may be written there
     FwdMmaEpilogue<Instance>{args, *shared_work, warp, lane, sQ, sK}.write(acc_o, row_max, row_sum,
-                                                                           scale_log2, dropout);
+                                                                           scale_log2, this->whole_dropout());
   }
 
  private:
@@ -168,6 +163,14 @@ struct FwdMma {
   __device__ __forceinline__ const WorkTile& bounds() const {
     if constexpr (kFewRegisters) return *shared_work;
     return work;
+  }
+  /// The first block, the last of those that are seen; n_begin - 1 where there is none.
+  __device__ __forceinline__ static int first_block(const WorkTile& of) {
+    return of.seen.before(of.n_end, of.n_begin);
+  }
+  /// Where block n lies, which step number `count` works on. Blocks that are passed over have no place.
+  __device__ __forceinline__ static int stage_of(int n, int count) {
+    return (kHasTerm ? count : n) % kStages;
   }
 
   // --- copies ---
@@ -190,19 +193,21 @@ struct FwdMma {
   /// K of block n to its stage. Only the first block copied, the last of the sequence, may have rows behind the
   /// last key.
   template <bool kMayEnd>
-  __device__ __forceinline__ void copy_k(const WorkTile& from, int n, std::bool_constant<kMayEnd>) const {
-    copy_keys<TileK, kMayEnd>(sK, from, from.k, p.k, p.head_dim, tile::kAlignedK, n);
+  __device__ __forceinline__ void copy_k(const WorkTile& from, int n, int stage,
+                                         std::bool_constant<kMayEnd>) const {
+    copy_keys<TileK, kMayEnd>(sK + stage * TileK::kBytes, from, from.k, p.k, p.head_dim, tile::kAlignedK, n);
   }
   /// V, likewise.
   template <bool kMayEnd>
-  __device__ __forceinline__ void copy_v(const WorkTile& from, int n, std::bool_constant<kMayEnd>) const {
-    copy_keys<TileV, kMayEnd>(sV, from, from.v, p.v, p.head_dim_v - from.first_column, tile::kAlignedV, n);
+  __device__ __forceinline__ void copy_v(const WorkTile& from, int n, int stage,
+                                         std::bool_constant<kMayEnd>) const {
+    copy_keys<TileV, kMayEnd>(sV + stage * TileV::kBytes, from, from.v, p.v, p.head_dim_v - from.first_column,
+                              tile::kAlignedV, n);
   }
   template <class Tile, bool kMayEnd>
-  __device__ __forceinline__ void copy_keys(uint32_t stages, const WorkTile& from, const char* data,
+  __device__ __forceinline__ void copy_keys(uint32_t to, const WorkTile& from, const char* data,
                                             const tile::RowsView& view, int columns, uint32_t aligned_bit,
                                             int n) const {
-    const uint32_t to = stages + n % kStages * Tile::kBytes;
     const bool aligned = kAligned || (p.aligned16 & aligned_bit) != 0;
     if (kConfig.paged || (kGeneral && p.page_table.data != nullptr)) {
       const tile::KeyRows rows = {p, view, data, from.batch, 2, static_cast<int>(from.span.row_k)};
@@ -228,43 +233,61 @@ struct FwdMma {
       return kStale && kMasked && n >= bounds().n_begin && !all_have_maxima();
     };
 #pragma unroll 1
-    for (; n >= bounds().*end || lacks_a_maximum(); --n) {
-      ptx::cp_async_wait<0>();
-      __syncthreads();  // block n (with one stage its K), and Q, is there for everyone; nobody reads block n + 1
-      if constexpr (kStages == 1) {
-        copy_v(*shared_work, n, masked);  // full blocks are whole
-      } else if (n > bounds().n_begin) {
-        copy_k(*shared_work, n - 1, std::false_type{});
-        copy_v(*shared_work, n - 1, std::false_type{});
-      }
-      ptx::cp_async_commit();
-      kv_step(n, masked);
+    for (; n >= bounds().*end || lacks_a_maximum(); --n) step(n, n - 1, 0, masked);
+  }
+  /// All blocks that the rows see, some of which may need a mask.
+  __device__ __forceinline__ void steps_of_terms() {
+    int count = 0;
+#pragma unroll 1
+    for (int n = first_block(bounds()); n >= bounds().n_begin; ++count) {
+      const int next = shared_work->seen.before(n, shared_work->n_begin);
+      step(n, next, count, std::true_type{});
+      n = next;
     }
+  }
+
+  /// Block n, with copies of block `next` on their way beside it.
+  template <bool kMasked>
+  __device__ __forceinline__ void step(int n, int next, int count, std::bool_constant<kMasked> masked) {
+    const int stage = stage_of(n, count), next_stage = stage_of(next, count + 1);
+    ptx::cp_async_wait<0>();
+    __syncthreads();  // block n (with one stage its K), and Q, is there for everyone; nobody reads the block before it
+    if constexpr (kStages == 1) {
+      copy_v(*shared_work, n, stage, masked);  // full blocks are whole
+    } else if (next >= bounds().n_begin) {
+      copy_k(*shared_work, next, next_stage, std::false_type{});
+      copy_v(*shared_work, next, next_stage, std::false_type{});
+    }
+    ptx::cp_async_commit();
+    kv_step(n, next, stage, masked);
   }
 
   /// One block of keys: S = Q K^T, P = exp2(S - m), O += P V.
   template <bool kMasked>
-  __device__ __forceinline__ void kv_step(int n, std::bool_constant<kMasked>) {
+  __device__ __forceinline__ void kv_step(int n, int next, int stage, std::bool_constant<kMasked>) {
     AccS acc_s;
-    multiply_qk(acc_s, n);
+    const typename Base::Seen seen = this->seen_of(n);
+    multiply_qk(acc_s, stage);
     if constexpr (kGeneral) {
-      add_terms(acc_s, n);
+      this->add_terms(acc_s, n);
+    } else if constexpr (kHasTerm) {
+      this->apply_term(acc_s, n, seen);
     } else if constexpr (kMasked) {
-      if (!kStale || n >= bounds().n_masked) mask(acc_s, n);
+      if (!kStale || n >= bounds().n_masked) this->mask(acc_s, n);
     }
     if constexpr (!kStale || kMasked) raise_maxima(acc_s);
     if constexpr (kStages == 1) {
       ptx::cp_async_wait<0>();
       __syncthreads();  // V of block n is there for everyone; nobody reads K of block n any more
-      if (n > bounds().n_begin) copy_k(*shared_work, n - 1, std::false_type{});
+      if (next >= bounds().n_begin) copy_k(*shared_work, next, 0, std::false_type{});
       ptx::cp_async_commit();
     }
-    weigh_and_multiply_pv(acc_s, n);
+    weigh_and_multiply_pv(acc_s, n, stage);
     if constexpr (kStale && !kMasked) raise_maxima_by_sums();
   }
 
-  /// S = Q K^T of block n.
-  __device__ __forceinline__ void multiply_qk(AccS& acc_s, int n) const {
+  /// S = Q K^T of the block in a stage.
+  __device__ __forceinline__ void multiply_qk(AccS& acc_s, int stage) const {
 #pragma unroll
     for (int mt = 0; mt < kMTiles; ++mt) {
 #pragma unroll
@@ -273,7 +296,7 @@ struct FwdMma {
         for (int e = 0; e < 4; ++e) acc_s[mt][nt][e] = 0.0f;
       }
     }
-    const uint32_t stage_k = k_address + static_cast<uint32_t>(n % kStages * TileK::kBytes);
+    const uint32_t stage_k = k_address + static_cast<uint32_t>(stage * TileK::kBytes);
 #pragma unroll
     for (int step = 0; step < kDim / 16; ++step) {
       uint32_t q[kMTiles][4];
@@ -295,7 +318,7 @@ struct FwdMma {
 
   /// Scores of block n become weights, and O += P V. The plain kernel takes exponentials 16 keys ahead of their
   /// product, so that they run beside it.
-  __device__ __forceinline__ void weigh_and_multiply_pv(AccS& acc_s, int n) {
+  __device__ __forceinline__ void weigh_and_multiply_pv(AccS& acc_s, int n, int stage) {
     float base[kMTiles][2];
 #pragma unroll
     for (int mt = 0; mt < kMTiles; ++mt) {
@@ -305,9 +328,9 @@ struct FwdMma {
     if constexpr (kGeneral) {  // all weights first
 #pragma unroll
       for (int nt = 0; nt < kSTiles; ++nt) exponentiate(acc_s, nt, base);
-      if (p.dropout_threshold != 0) drop(acc_s, n);
+      if (p.dropout_threshold != 0) this->drop(acc_s, n);
     }
-    const uint32_t stage_v = v_address + static_cast<uint32_t>(n % kStages * TileV::kBytes);
+    const uint32_t stage_v = v_address + static_cast<uint32_t>(stage * TileV::kBytes);
 #pragma unroll
     for (int step = 0; step < kTileN / 16; ++step) {
       if constexpr (!kGeneral) {
@@ -322,6 +345,7 @@ struct FwdMma {
           const float(&s)[4] = acc_s[mt][2 * step + r / 2];
           weights[mt][r] = pack<T>(s[r % 2 * 2], s[r % 2 * 2 + 1]);
         }
+        if constexpr (kConfig.dropout) this->drop(weights[mt], mt, n * kTileN + step * 16);
       }
 #pragma unroll
       for (int n16 = 0; n16 < kDimV / 16; ++n16) {
@@ -336,47 +360,7 @@ struct FwdMma {
     }
   }
 
-  // --- scores and softmax ---
-
-  /// Calls visit(mt, half, row of the tile) for this lane's rows.
-  template <class Visit>
-  __device__ __forceinline__ void for_each_row(const Visit& visit) const {
-#pragma unroll
-    for (int mt = 0; mt < kMTiles; ++mt) {
-#pragma unroll
-      for (int half = 0; half < 2; ++half)
-        visit(mt, half, shared_work->first_row + warp * kConfig.warp_m() + mt * 16 + half * 8 + lane / 4);
-    }
-  }
-  /// This lane's first key of block n.
-  __device__ __forceinline__ int first_key(int n) const {
-    return n * kTileN + 2 * (lane % 4);
-  }
-
-  /// Scores of keys that a row does not see become -inf.
-  __device__ __forceinline__ void mask(AccS& acc_s, int n) const {
-    for_each_row([&](int mt, int half, int row) {
-      mask_row(acc_s[mt], half, first_key(n),
-               tile::keys_of(p, shared_work->span, WorkTile::query_of(args, row)));
-    });
-  }
-  /// Every term of the score.
-  __device__ __forceinline__ void add_terms(AccS& acc_s, int n) const {
-    for_each_row([&](int mt, int half, int row) {
-      const WorkTile& here = *shared_work;
-      const QueryRow r = query_row(args, here, row);
-      const tile::Span32 seen = row < here.end_row ? tile::keys_of(p, here.span, r.query) : tile::Span32{};
-      apply_terms(acc_s[mt], half, first_key(n), seen,
-                  ScoreRow<T>(p, here.span, here.batch, r.head, r.query));
-    });
-  }
-  __device__ __forceinline__ void drop(AccS& acc_s, int n) const {
-    for_each_row([&](int mt, int half, int row) {
-      const WorkTile& here = *shared_work;
-      const QueryRow r = query_row(args, here, row);
-      drop_weights(acc_s[mt], half, first_key(n), DropoutRow(dropout, p, here.batch, r.head, r.query));
-    });
-  }
+  // --- softmax ---
 
   /// Eight keys: weights relative to 2^base, and their sums.
   __device__ __forceinline__ void exponentiate(AccS& acc_s, int nt, const float (&base)[kMTiles][2]) {
@@ -431,7 +415,7 @@ struct FwdMma {
     for (int mt = 0; mt < kMTiles; ++mt) {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        const float growth = fmaxf(ptx::lg2(row_total(row_sum[mt][half])), 0.0f);
+        const float growth = growth_of_sum(row_sum[mt][half]);
         raise_to(mt, half, row_max[mt][half] + growth * (lazy_growth / kLazyGrowthLog2));
       }
     }
@@ -459,9 +443,9 @@ __global__ void __launch_bounds__(Instance::kConfig.threads(), Instance::kConfig
   const WorkTile work = WorkTile::of(args);
   // A copy for the mainloop and the epilogue: registers are what limits this kernel.
   auto* const shared_work =
-      reinterpret_cast<WorkTile*>(shared + kConfig.shared_bytes() - FwdMmaConfig::kWorkTileBytes);
+      reinterpret_cast<WorkTile*>(shared + kConfig.shared_bytes() - kConfig.work_tile_bytes());
   if (threadIdx.x == 0) *shared_work = work;
-  if (kConfig.general) write_rng_state(args.p);
+  if (kConfig.general || kConfig.dropout) write_rng_state(args.p);
   if (args.num_splits == 1 && work.span.used_q < work.span.length_q) {
     const int tiles = static_cast<int>(gridDim.y), tile = tiles - 1 - static_cast<int>(blockIdx.y);
     write_unused_rows<typename Instance::Element, kConfig.threads()>(

@@ -2,11 +2,14 @@
 #pragma once
 
 #include <cstdint>
+#include <type_traits>
 
 #include "cuda/kernels/fwd_work_tile.cuh"
+#include "cuda/warp/expression.cuh"
 #include "cuda/warp/mma_tile.cuh"
 #include "tile/key_rows.hpp"
 #include "tile/kv_blocks.hpp"
+#include "tile/seen_blocks.hpp"
 #include "tile/tile_scheduler.hpp"
 
 namespace fovea::cuda {
@@ -25,14 +28,23 @@ struct FwdMmaConfig {
   int stages = 2;
   MmaShape mma = MmaShape::kM16N8K16;
   bool paged = false;  ///< reads keys by a table of pages; general kernels do so where there is one
+  // Kernels that know a term, and for the rest are no general ones.
+  bool alibi = false, dropout = false;
+  bool expression = false;  ///< compiled for the problem's expression
 
+  constexpr bool has_term() const { return alibi || dropout || expression; }
   constexpr int threads() const { return 32 * num_warps; }
   constexpr int warp_m() const { return tile_m / num_warps; }
   constexpr int shared_bytes() const {
     const int q = tile_m * head_dim * 2, o = tile_m * value_slice * 2;
-    return (q > o ? q : o) + stages * tile_n * (head_dim + value_slice) * 2 + kWorkTileBytes;
+    return (q > o ? q : o) + stages * tile_n * (head_dim + value_slice) * 2 + work_tile_bytes();
   }
-  static constexpr int kWorkTileBytes = 128;  ///< of FwdMmaWorkTile
+  constexpr int work_tile_bytes() const { return expression && dropout ? 144 : 128; }  ///< of FwdMmaWorkTile
+};
+
+/// In the place of a tile's SeenBlocks in kernels without an expression: all blocks, one after the other.
+struct AllBlocks {
+  __device__ __forceinline__ int before(int n, int) const { return n - 1; }
 };
 
 /// CTAs of a launch: (heads of a section, tiles of rows, sections * splits * slices). CTAs start in the order
@@ -50,6 +62,9 @@ constexpr Grid fwd_mma_grid(const ForwardArgs& args, const FwdMmaConfig& config)
           sections * args.num_splits * slices};
 }
 
+/// In the place of a dropout that is nobody's, or in registers.
+struct NoDropout {};
+
 /// The work of a CTA: its rows, its columns of V and O, and the blocks of keys that it walks over.
 template <FwdMmaConfig kConfig>
 struct FwdMmaWorkTile : FwdWorkTile {
@@ -57,6 +72,9 @@ struct FwdMmaWorkTile : FwdWorkTile {
   int n_begin, n_end;  ///< blocks of keys
   int n_masked;        ///< blocks from here on need a mask
   const char *k, *v;   ///< of key_rows, from the first column
+  /// Blocks that the expression lets the rows see.
+  std::conditional_t<kConfig.expression && Expression::kHasSees, tile::SeenBlocks, AllBlocks> seen;
+  std::conditional_t<kConfig.dropout, tile::Dropout, NoDropout> dropout;
 
   /// Of this CTA. Without rows (first_row >= end_row) the rest is not set.
   __device__ static __forceinline__ FwdMmaWorkTile of(const ForwardArgs& args) {
@@ -93,6 +111,9 @@ struct FwdMmaWorkTile : FwdWorkTile {
     work.set_key_blocks(args);
     work.k = tile::key_rows(p, p.k, work.span, work.batch, head_kv, 2).data;
     work.v = tile::key_rows(p, p.v, work.span, work.batch, head_kv, 2, work.first_column).data;
+    if constexpr (kConfig.dropout) work.dropout = tile::dropout_of(p);
+    if constexpr (kConfig.expression && Expression::kHasSees)
+      work.seen = args.seen.at(work.batch, work.head, work.first_row / kConfig.tile_m);
     return work;
   }
   /// query_of_row in one instruction, for the mainloop: its 64-bit product takes a pair of registers.

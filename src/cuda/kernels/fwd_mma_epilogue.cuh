@@ -39,7 +39,7 @@ struct FwdMmaEpilogue {
       return;
     }
     Factors factor;
-    row_factors(row_max, row_sum, scale_log2, factor);
+    row_factors(row_max, row_sum, scale_log2, kConfig.dropout ? dropout.keep_scale : 1.0f, factor);
     if (stores_f32(args, work)) {
       store_f32_rows(acc_o, factor);
     } else {
@@ -80,10 +80,10 @@ struct FwdMmaEpilogue {
     }
   }
 
-  /// The factors of this lane's rows; writes lse. Statistics go through shared memory from the four lanes that
+  /// The factors of this lane's rows, times `keep_scale`; writes lse. Statistics go through shared memory from the four lanes that
   /// hold a row to the one lane that finishes it, and back.
   __device__ __forceinline__ void row_factors(const Factors& row_max, const Factors& row_sum,
-                                              float scale_log2, Factors& factor) const {
+                                              float scale_log2, float keep_scale, Factors& factor) const {
     const uint32_t sRows = sK + warp * kWarpM * 8;
 #pragma unroll
     for (int mt = 0; mt < kMTiles; ++mt) {
@@ -102,7 +102,7 @@ struct FwdMmaEpilogue {
       const uint2 statistics = ptx::ld_shared_8(sRows + lane * 8);
       const float of_row = finish_row(args, work, query_row(args, work, row), __uint_as_float(statistics.x),
                                       __uint_as_float(statistics.y), work.first_column == 0);
-      ptx::st_shared_4(sRows + lane * 8, __float_as_uint(of_row));
+      ptx::st_shared_4(sRows + lane * 8, __float_as_uint(of_row * keep_scale));
     }
     __syncwarp();  // the factors are there
 #pragma unroll

@@ -111,6 +111,8 @@ std::string head_size_clause(const Kernel& k, const KernelRequest& r) {
 }
 
 std::string terms_clause(const Kernel& k, const KernelRequest& r) {
+  if ((k.terms & kTermExpressions) != 0 && (r.terms & kTermExpressions) == 0)
+    return "is compiled for an expression, which this problem lacks";
   const uint32_t missing = r.terms & ~terms_known_by(k);
   return missing == 0 ? "" : "does not know " + names_of_terms(missing);
 }

@@ -32,6 +32,14 @@ constexpr double kWorthCompiling = 2e10;
 constexpr uint32_t kTermsOfExpressions =
     kTermSoftcap | kTermWideSoftcap | kTermAlibi | kTermBias | kTermMask | kTermBlockMask;
 
+bool knows_every_term(const Kernel& kernel) {
+  return (kernel.terms & kAllTerms) == kAllTerms;
+}
+/// Whether it takes all terms as parts of the expression: others have the user's beside the terms.
+bool is_compiled_for_all(const Kernel& kernel) {
+  return (kernel.terms & kTermExpressions) != 0;
+}
+
 /// Finds the kernels of one set.
 class Collector {
  public:
@@ -91,25 +99,40 @@ class Collector {
     return find(kind, request);
   }
 
-  /// A kernel that the library holds, or that takes the user's expression beside other terms; else one that is compiled for all
-  /// of them as one expression.
+  /// A kernel that the library holds; else, or where that knows every term and is slow for it, one that is compiled for all terms
+  /// as one expression.
   void choose_main(KernelKind kind) {
-    if (family_ != Family::kSm90 || !p().expressions) {
-      Choice choice = find(kind);
-      set_.main = choice.kernel;
-      set_.clause = std::move(choice.clause);
+    const bool compiles = family_ == Family::kSm90 || family_ == Family::kMmaSm80;
+    if (!compiles || !p().expressions) {
+      choose_held(kind);
+      const bool slow = set_.main == nullptr || knows_every_term(*set_.main);
+      if (!compiles || !slow || asked_.flops < kWorthCompiling) return;
     }
-    if (set_.main != nullptr || family_ != Family::kSm90) return;
-    if (!p().expressions && asked_.flops < kWorthCompiling) return;
+    choose_compiled(kind);
+    if (set_.main == nullptr && family_ != Family::kSm90) choose_held(kind);
+  }
+  /// One that knows the terms, and takes the user's expression beside them where it knows every term.
+  void choose_held(KernelKind kind) {
+    Choice choice = find(kind);
+    set_.main = choice.kernel;
+    set_.clause = std::move(choice.clause);
+  }
+  void choose_compiled(KernelKind kind) {
     const auto composed = expr::with_terms_in_expressions(p());
     if (!composed || !composed->expressions) return;
     KernelRequest request = request_of(*composed);
     request.terms &= ~kTermsOfExpressions;
     set_.main_text = expression_text(*composed);
     Choice choice = find(kind, request);
-    set_.clause = std::move(choice.clause);
-    set_.main = choice.kernel;
-    if (set_.main != nullptr) set_.problem = *composed;
+    if (choice.kernel == nullptr) {
+      if (set_.main == nullptr) set_.clause = std::move(choice.clause);
+    } else if (is_compiled_for_all(*choice.kernel)) {
+      set_.main = choice.kernel;
+      set_.clause.clear();
+      set_.problem = *composed;
+      return;
+    }
+    set_.main_text.clear();
   }
 
   void add(std::vector<const Kernel*>& to, KernelKind kind) {
@@ -199,7 +222,7 @@ const std::string& KernelSet::text_of(const Kernel& kernel) const {
     case KernelKind::kBackwardDv:
     case KernelKind::kBackwardDq:
     case KernelKind::kListKeys:
-      return kernel.family == Family::kSm90 ? main_text : user_text;
+      return is_compiled_for_all(kernel) ? main_text : user_text;
     case KernelKind::kSeenBlocks:
     case KernelKind::kBackwardSeenBlocks:
       return main_text;

@@ -376,7 +376,9 @@ ForwardLayout forward_layout(const AttentionProblem& p, const Kernel& kernel, co
   if (kernel.persistent && !kernel.stream_k && ctas > waves_in_turn * args.slots && tiles_differ(p))
     layout.tile_counter = parts.take(1, 4);
   if (kernel.seen_blocks && p.expressions && p.expressions->sees) {
-    args.seen = seen_blocks_of(p, p.heads_q, p.seqlen_q, tile::kSeenQueries, p.seqlen_k, kernel.tile_n);
+    // The consumers of a persistent kernel walk over blocks of their own, the warps of others over those of their tile.
+    const int rows = kernel.persistent ? tile::kSeenQueries : kernel.tile_m;
+    args.seen = seen_blocks_of(p, p.heads_q, p.seqlen_q, rows, p.seqlen_k, kernel.tile_n);
     take_seen_blocks(p, args.seen, parts, layout.seen);
   }
   layout.workspace_size = parts.size();

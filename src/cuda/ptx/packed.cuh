@@ -31,4 +31,15 @@ __device__ __forceinline__ uint32_t halves_by_signs(uint32_t signs) {
   return mask;
 }
 
+/// All bits of a word where bit 15 (half 0) or 31 (half 1) of `signs` is 1.
+__device__ __forceinline__ uint32_t word_by_sign(uint32_t signs, int half) {
+  uint32_t mask;
+  if (half == 0) {
+    asm("prmt.b32 %0, %1, 0, 0x9999;" : "=r"(mask) : "r"(signs));  // the sign of byte 1 in all bits
+  } else {
+    asm("prmt.b32 %0, %1, 0, 0xbbbb;" : "=r"(mask) : "r"(signs));
+  }
+  return mask;
+}
+
 }  // namespace fovea::cuda::ptx

@@ -120,6 +120,14 @@ __device__ __forceinline__ float base_of(float row_max, float scale_log2) {
   return row_max == -INFINITY ? 0.0f : row_max * scale_log2;
 }
 
+/// By how much, as a power of 2, a row's maximum is to rise: log2 of a lane's `sum` of weights, over all four lanes. By 124 at most:
+/// below 2^-126 the factor of what was summed would be 0, and with it the row. Weights that float32 holds are 2^4 then; infinite ones
+/// stay, and the row is computed again.
+__device__ __forceinline__ float growth_of_sum(float sum) {
+  constexpr float kMostGrowth = 124.0f;
+  return fminf(fmaxf(ptx::lg2(row_total(sum)), 0.0f), kMostGrowth);
+}
+
 /// The two rows. `scale_log2` takes scores to exponents of 2; it is positive, and the same in every call.
 struct OnlineRows {
   float row_max[2];      ///< of scores; -inf before the row's first key
@@ -147,13 +155,10 @@ struct OnlineRows {
     row_max[half] = now;
     row_sum[half] *= factor[half];
   }
-  /// Raises row_max by log2 of a lane's `sum` of weights, over all four lanes, so that they sum to 1. A weight
-  /// that is all of its row becomes exactly 1, as against the block's own maximum. By 124 at most: below 2^-126 the factor
-  /// would be 0, and with it the row. Weights that float32 holds are 2^4 then; infinite ones stay, and the row is computed again.
+  /// Raises row_max by growth_of_sum, so that the weights sum to 1. A weight that is all of its row becomes exactly 1, as against the
+  /// block's own maximum.
   __device__ __forceinline__ void raise_by(int half, float sum, float scale_log2) {
-    constexpr float kMostGrowth = 124.0f;
-    const float growth = fminf(fmaxf(ptx::lg2(row_total(sum)), 0.0f), kMostGrowth);
-    raise_to(half, row_max[half] + __fdividef(growth, scale_log2), scale_log2);
+    raise_to(half, row_max[half] + __fdividef(growth_of_sum(sum), scale_log2), scale_log2);
   }
 };
 

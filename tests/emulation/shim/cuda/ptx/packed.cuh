@@ -23,4 +23,8 @@ inline uint32_t halves_by_signs(uint32_t signs) {
   return ((signs >> 15 & 1) != 0 ? 0x0000ffffu : 0) | ((signs >> 31) != 0 ? 0xffff0000u : 0);
 }
 
+inline uint32_t word_by_sign(uint32_t signs, int half) {
+  return (signs >> (half == 0 ? 15 : 31) & 1) != 0 ? 0xffffffffu : 0;
+}
+
 }  // namespace fovea::cuda::ptx
