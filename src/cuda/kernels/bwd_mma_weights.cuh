@@ -99,6 +99,36 @@ __device__ __forceinline__ void bwd_weights_general(
   }
 }
 
+/// Where a warp's chunk of P or dS goes in a tile that other warps read.
+template <class Instance>
+struct BwdChunkStore {
+  using B = BwdMma<Instance>;
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
+  static constexpr bool kHasStmatrix = false;
+#else
+  static constexpr bool kHasStmatrix = true;
+#endif
+  uint32_t words;                                                         ///< of a lane
+  FragmentAddresses<typename B::TileP, LdmatrixOrder::kDownFirst> strip;  ///< for stmatrix
+
+  __device__ __forceinline__ BwdChunkStore(const typename B::Place& at, int chunk)
+      : words(at.words(chunk)), strip(at.lane, at.warp_n * 32, at.column0(chunk) / 8) {}
+
+  /// Tile (m, n) of x; with stmatrix that and the one before, n - 1, where n is odd.
+  template <int kChunkN8>
+  __device__ __forceinline__ void store(uint32_t tile, const uint32_t (&x)[2][kChunkN8][2], int m,
+                                        int n) const {
+    if constexpr (!kHasStmatrix) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half)
+        ptx::st_shared_4(tile + B::Place::word(words, m, half, n), x[m][n][half]);
+    } else if (n % 2 != 0) {
+      ptx::stmatrix_x4(strip.at(tile, m * 16, n / 2),
+                       {x[m][n - 1][0], x[m][n - 1][1], x[m][n][0], x[m][n][1]});
+    }
+  }
+};
+
 /// Makes P and dS of a chunk, rounded, and stores them in the tiles of shared memory that other warps read. acc_s
 /// holds S, or with `general` what bwd_weights_general made of it. `s_lse`: lse_log2 of the block's queries, then delta.
 /// kSelect: some pairs may take no part.
@@ -126,14 +156,7 @@ __device__ __forceinline__ void bwd_weights(const BwdStep& step, const BwdMmaTer
   [[maybe_unused]] const typename Terms::Distances distances = terms.distances(place);
   [[maybe_unused]] const typename Terms::Kept kept = terms.kept_of(chunk);
   [[maybe_unused]] const float share_kept = terms.share_kept(), log2_of_kept = ptx::lg2(share_kept);
-  [[maybe_unused]] const uint32_t words = at.words(chunk);
-  [[maybe_unused]] const FragmentAddresses<typename B::TileP, LdmatrixOrder::kDownFirst> strip(
-      at.lane, at.warp_n * 32, at.column0(chunk) / 8);
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
-  constexpr bool kHasStmatrix = false;
-#else
-  constexpr bool kHasStmatrix = true;
-#endif
+  const BwdChunkStore<Instance> to(at, chunk);
 #pragma unroll
   for (int n = 0; n < kChunkN8; ++n) {
     [[maybe_unused]] float2 lse = *reinterpret_cast<const float2*>(statistics + n * 8);
@@ -179,21 +202,9 @@ __device__ __forceinline__ void bwd_weights(const BwdStep& step, const BwdMmaTer
           rounded_p[m][n][half] &= terms.seen_halves(m, n, half);
           rounded_ds[m][n][half] &= terms.seen_halves(m, n, half);
         }
-        if constexpr (!kHasStmatrix) {
-          const uint32_t word = B::Place::word(words, m, half, n);
-          if constexpr (B::kC.exchanges_p()) ptx::st_shared_4(a_p + word, rounded_p[m][n][half]);
-          ptx::st_shared_4(a_ds + word, rounded_ds[m][n][half]);
-        }
       }
-      if constexpr (kHasStmatrix) {
-        if (n % 2 == 0) continue;
-        const auto store = [&](const uint32_t(&x)[2][kChunkN8][2], uint32_t tile) {
-          ptx::stmatrix_x4(strip.at(tile, m * 16, n / 2),
-                           {x[m][n - 1][0], x[m][n - 1][1], x[m][n][0], x[m][n][1]});
-        };
-        if constexpr (B::kC.exchanges_p()) store(rounded_p, a_p);
-        store(rounded_ds, a_ds);
-      }
+      if constexpr (B::kC.exchanges_p()) to.store(a_p, rounded_p, m, n);
+      to.store(a_ds, rounded_ds, m, n);
     }
   }
 }
