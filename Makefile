@@ -73,7 +73,7 @@ test-report: ## the page of `fovea report`, in a real browser
 	$(TEST) --rotation 5 get-browser report
 
 test-sanitizers: ## errors, ABI and conformance under ASan and UBSan; 20,000 inputs for each fuzz target
-	$(TEST) --rotation 1 get-clang sanitizers
+	$(TEST) --rotation all get-clang sanitizers
 
 test-threads: ## one plan from many threads under ThreadSanitizer
 	$(TEST) --rotation 5 packages threads
@@ -141,16 +141,21 @@ part-report:
 
 # Checks of the sources. Rotations without an optimised build have them here.
 CHECKS := ^(docs_(pages|tables|sizes|file_heads)|cuda_tools|include_order|parts_of_the_tests)
-# One build tree serves sanitized tests and fuzz targets: the vector code is compiled once for both.
+# One build tree serves sanitized tests (rotation 1) and fuzz targets (rotation 5): the vector code is compiled once for both.
 part-sanitizers:
 	if command -v clang++ > /dev/null; then \
 	  $(call configure,fuzz); \
-	  $(call build,fuzz,fuzz_all sanitized_tests); \
-	  $(call ctest,fuzz) --tests-regex '$(CHECKS)'; \
-	  $(call ctest,fuzz) --label-regex sanitized; \
-	  tools/fuzz.sh build/fuzz 20000; \
-	else \
-	  echo "no clang++, so no fuzzing here; the sanitizers come from the preset asan"; \
+	  if [[ "$(ROTATION)" != 5 ]]; then \
+	    $(call build,fuzz,sanitized_tests); \
+	    $(call ctest,fuzz) --tests-regex '$(CHECKS)'; \
+	    $(call ctest,fuzz) --label-regex sanitized; \
+	  fi; \
+	  if [[ "$(ROTATION)" != 1 ]]; then \
+	    $(call build,fuzz,fuzz_all); \
+	    tools/fuzz.sh build/fuzz 20000; \
+	  fi; \
+	elif [[ "$(ROTATION)" != 5 ]]; then \
+	  echo "no clang++, so no fuzzing; the sanitizers come from the preset asan"; \
 	  $(call configure,asan); \
 	  $(call build,asan,sanitized_tests); \
 	  $(call ctest,asan) --tests-regex '$(CHECKS)'; \

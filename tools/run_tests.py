@@ -43,7 +43,7 @@ class Part:
 FURTHER_CHIPS = "sm_75, sm_80, sm_86 and sm_89; the ladder"
 PARTS = [
     Part("packages", "compiler, libraries, nvcc, disassembler", dict.fromkeys(ROTATIONS, ""), download=True),
-    Part("get-clang", "packages: clang with sanitizers and fuzzer", {1: ""}, ("packages",), download=True),
+    Part("get-clang", "packages: clang with sanitizers and fuzzer", {1: "", 5: ""}, ("packages",), download=True),
     Part("get-python", "PyTorch, JAX, transformers from PyPI", {2: "", 3: ""}, ("get-clang",), download=True),
     Part("get-browser", "packages: Chromium; Selenium from PyPI", {5: ""}, ("get-python",), download=True),
     Part("build", "libraries, programs and tests",
@@ -51,7 +51,7 @@ PARTS = [
     Part("tests", "ctest: host, emulated kernels, conformance, command line, docs",
          {2: "every suite on CPUs", 3: "machine code for sm_90, ranks, command line",
           4: "kernels and rungs on the emulated device"}, ("build",)),
-    Part("sanitizers", "errors, ABI, conformance under ASan and UBSan; fuzzing", {1: "all of it"}, ("get-clang",)),
+    Part("sanitizers", "errors, ABI, conformance under ASan and UBSan; fuzzing", {1: "the suites", 5: "fuzzing"}, ("get-clang",)),
     Part("python", "the Python package beside PyTorch and JAX", {2: "all but CUDA", 3: "kernels made ahead of time"},
          ("get-python", "build")),
     Part("report", "the page of `fovea report` in a browser", {5: "all of it"}, ("get-browser",)),
