@@ -72,6 +72,11 @@ std::span<const KernelUnit> kernel_units() {
   static constexpr std::array<KernelUnit, 1> units = {unit};
   return units;
 }
+std::span<const char* const> kernel_names() {
+  static constexpr std::array<const char*, 4> names = {kAnySize.name, kPlain128.name, kGeneral64.name,
+                                                       kPlain64.name};
+  return names;
+}
 
 namespace {
 

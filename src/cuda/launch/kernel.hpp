@@ -162,5 +162,7 @@ struct Kernel {
 using KernelUnit = std::span<const Kernel> (*)();
 /// Generated: every unit of this build.
 std::span<const KernelUnit> kernel_units();
+/// Generated: the names of their kernels in the order of instances.toml, which is that of preference. Units are by chip.
+std::span<const char* const> kernel_names();
 
 }  // namespace fovea::cuda

@@ -2,7 +2,9 @@
 #include "cuda/launch/kernel_table.hpp"
 
 #include <algorithm>
+#include <string_view>
 #include <tuple>
+#include <unordered_map>
 #include <vector>
 
 namespace fovea::cuda {
@@ -28,6 +30,10 @@ std::span<const Kernel* const> kernel_table() {
     for (const KernelUnit unit : kernel_units()) {
       for (const Kernel& kernel : unit()) all.push_back(&kernel);
     }
+    std::unordered_map<std::string_view, size_t> places;
+    for (const char* name : kernel_names()) places.emplace(name, places.size());
+    std::sort(all.begin(), all.end(),
+              [&](const Kernel* a, const Kernel* b) { return places.at(a->name) < places.at(b->name); });
     sort_by_preference(all);
     return all;
   }();

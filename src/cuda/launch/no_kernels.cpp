@@ -7,4 +7,8 @@ std::span<const KernelUnit> kernel_units() {
   return {};
 }
 
+std::span<const char* const> kernel_names() {
+  return {};
+}
+
 }  // namespace fovea::cuda
