@@ -569,6 +569,10 @@ TEST(PtxSm90, LargerOfPairs) {
 __global__ void masks(const uint32_t* signs, uint32_t* out) {
   out[threadIdx.x] = ptx::halves_by_signs(signs[threadIdx.x]);
 }
+__global__ void words_by_sign(const uint32_t* signs, uint32_t* low, uint32_t* high) {
+  low[threadIdx.x] = ptx::word_by_sign(signs[threadIdx.x], 0);
+  high[threadIdx.x] = ptx::word_by_sign(signs[threadIdx.x], 1);
+}
 TEST(PtxSm90, SignsFillHalves) {
   FOVEA_SKIP_WITHOUT_HOPPER();
   const DeviceArray<uint32_t> signs(
@@ -576,6 +580,14 @@ TEST(PtxSm90, SignsFillHalves) {
   DeviceArray<uint32_t> out(6);
   masks<<<1, 6>>>(signs.data(), out.data());
   EXPECT_EQ(out.values(), (std::vector<uint32_t>{0u, 0xffffu, 0xffff0000u, ~0u, 0u, ~0u}));
+}
+TEST(PtxSm90, ASignFillsAWord) {
+  FOVEA_SKIP_WITHOUT_HOPPER();
+  const DeviceArray<uint32_t> signs({0u, 1u << 15, 1u << 31, ~(1u << 15), ~(1u << 31)});
+  DeviceArray<uint32_t> low(5), high(5);
+  words_by_sign<<<1, 5>>>(signs.data(), low.data(), high.data());
+  EXPECT_EQ(low.values(), (std::vector<uint32_t>{0u, ~0u, 0u, 0u, ~0u}));
+  EXPECT_EQ(high.values(), (std::vector<uint32_t>{0u, 0u, ~0u, ~0u, 0u}));
 }
 
 // ---- launches that follow each other

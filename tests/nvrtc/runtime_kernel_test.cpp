@@ -100,7 +100,7 @@ TEST_P(RuntimeKernels, UseWhatNvccsUse) {
 }
 INSTANTIATE_TEST_SUITE_P(Set, RuntimeKernels,
                          testing::Values(Case{"fwd_sm90_bf16_d128", 90}, Case{"bwd_sm90_bf16_d128", 90},
-                                         Case{"fwd_sm80_bf16_d128", 80}, Case{"fwd_simt_f16_v64", 75},
+                                         Case{"fwd_sm80_bf16_d128_82k", 80}, Case{"fwd_simt_f16_v64", 75},
                                          Case{"fwd_simt_bf16_v64", 80}, Case{"fwd_lists_bf16", 80},
                                          Case{"bwd_lists_f32", 90}));
 
