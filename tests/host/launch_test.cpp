@@ -50,6 +50,13 @@ constexpr Kernel plain128() {
   return k;
 }
 constexpr Kernel kPlain128 = plain128();
+constexpr Kernel plain64_of_older_chips() {
+  Kernel k = kPlain64;
+  k.name = "plain_d64_82k";
+  k.max_capability = 80;
+  return k;
+}
+constexpr Kernel kOlderPlain64 = plain64_of_older_chips();
 constexpr Kernel kAnySize = {.name = "simt",
                              .kind = KernelKind::kForward,
                              .family = Family::kSimt,
@@ -64,7 +71,7 @@ constexpr Kernel kAnySize = {.name = "simt",
 // What a generated unit and the list of units define.
 namespace {
 std::span<const Kernel> unit() {
-  static const std::array<Kernel, 4> kernels = {kAnySize, kPlain128, kGeneral64, kPlain64};
+  static const std::array<Kernel, 5> kernels = {kAnySize, kPlain128, kGeneral64, kPlain64, kOlderPlain64};
   return kernels;
 }
 }  // namespace
@@ -73,8 +80,8 @@ std::span<const KernelUnit> kernel_units() {
   return units;
 }
 std::span<const char* const> kernel_names() {
-  static constexpr std::array<const char*, 4> names = {kAnySize.name, kPlain128.name, kGeneral64.name,
-                                                       kPlain64.name};
+  static constexpr std::array<const char*, 5> names = {kAnySize.name, kPlain128.name, kOlderPlain64.name,
+                                                       kGeneral64.name, kPlain64.name};
   return names;
 }
 
@@ -151,7 +158,9 @@ std::string clause(Family family, const AttentionProblem& p, const DevicePropert
 TEST(KernelTable, IsInOrderOfPreference) {
   std::vector<std::string> names;
   for (const Kernel* k : kernel_table()) names.push_back(k->name);
-  EXPECT_EQ(names, (std::vector<std::string>{"plain_d64", "general_d64", "plain_d128", "simt"}));
+  // Of equals first what is listed first, wherever its unit is.
+  EXPECT_EQ(names,
+            (std::vector<std::string>{"plain_d64_82k", "plain_d64", "general_d64", "plain_d128", "simt"}));
 }
 
 TEST(KernelTable, TakesTheSmallestKernelThatCan) {
@@ -428,6 +437,15 @@ TEST(KernelTable, KernelsForListsAreForThemAlone) {
   EXPECT_EQ(cannot(combine, p, hopper()), "") << "looks at no keys";
   EXPECT_EQ(clause(Family::kMmaSm80, p, hopper()), "does not know lists of keys");
   EXPECT_EQ(clause(Family::kSimt, p, turing()), "does not know lists of keys");
+}
+
+TEST(KernelTable, KernelsOfExpressionsNeedOne) {
+  Kernel of_expression = kPlain64;
+  of_expression.terms |= kTermScore | kTermSees | kTermNegativeScale;
+  AttentionProblem p = problem(1, 8, 8, 2, 1, 64);
+  EXPECT_EQ(cannot(of_expression, p, hopper()), "is compiled for an expression, which this problem lacks");
+  p.scale = -1;
+  EXPECT_EQ(cannot(of_expression, p, hopper()), "is compiled for an expression, which this problem lacks");
 }
 
 TEST(KernelTable, KernelsThatReadVectorsAreNotForAnyAddress) {

@@ -23,13 +23,15 @@
 //   sQ, sdO    (kTileM, D | Dv), 1 or 2 stages
 //   sdS^T      (kTileN, kTileM); sP^T likewise, only where kWarpsQ > 1
 //   lse_log2 and delta of two blocks; BwdWork
+//   with `dropout` a word for each chunk of a thread, which it alone reads: the weights that are kept in the step
 // Registers
 //   acc_dk, acc_dv 32 (D + Dv) / kWarpsQ / 32 a lane; acc_s, acc_dp kChunkM each
 //
 // Barriers of a step
 //   A  the block's Q, dO, lse, delta have arrived for everyone (each thread waited for its own copies), and
 //      nobody reads the last step's P, dS, Q, dO any more: their second stages take the next block. All have
-//      added to the last step's dQ: the turn can be passed on
+//      added to the last step's dQ: the turn can be passed on. The block behind the step's is known, where an
+//      expression passes over some
 //   B  P and dS of all warps can be read, and it is this CTA's turn to add to dQ
 //   C  nobody reads dO any more (only where Q has two stages and dO one)
 //   D  nobody reads Q (and dO) any more (only where Q has one stage)

@@ -46,7 +46,6 @@ struct BwdConfig {
   bool alibi = false, dropout = false;
   bool expression = false;  ///< compiled for the problem's expression
 
-  constexpr bool has_term() const { return alibi || dropout || expression; }
   constexpr int warps_n() const { return tile_n / 32; }
   constexpr int num_warps() const { return warps_n() * warps_q; }
   constexpr int threads() const { return 32 * num_warps(); }

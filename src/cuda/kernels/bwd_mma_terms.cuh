@@ -12,12 +12,13 @@
 #include "cuda/warp/dropout.cuh"
 #include "cuda/warp/expression.cuh"
 #include "cuda/warp/expression_objects.cuh"
+#include "cuda/warp/pair_bits.cuh"
 #include "tile/log2.hpp"
 
 namespace fovea::cuda {
 
-/// To be made before a chunk's products, beside which it looks things up. Element e of tile (m, n) of a warp's chunk is of key 16 m + 8 (e / 2) + lane / 4 of the
-/// warp's 32, and query 8 n + 2 (lane % 4) + e % 2 of the chunk's.
+/// To be made before a chunk's products, beside which it looks things up. Element e of tile (m, n) of a warp's chunk is of key
+/// 16 m + 8 (e / 2) + lane / 4 of the warp's 32, and query 8 n + 2 (lane % 4) + e % 2 of the chunk's.
 template <class Instance>
 struct BwdMmaTerms {
   using B = BwdMma<Instance>;
@@ -27,7 +28,9 @@ struct BwdMmaTerms {
                         kHasSees = kC.expression && Expression::kHasSees;
   /// Whether a score's derivative by s may be another than 1.
   static constexpr bool kHasSlope = kHasScore && !Expression::kSlopeIsOne;
-  static_assert(kChunkN8 <= 4, "bits of a chunk's pairs lie in one word");
+  /// Of the pairs of 16 keys; element 4 n + e of a sum is element e of tile n.
+  using Seen = PairBits<kHasSees ? kChunkN8 / 2 : 1>;
+  static_assert(kChunkN8 <= 4 && sizeof(Seen) == 4, "bits of a chunk's pairs lie in one word");
 
   /// Where the warp's chunk and a lane stand. Found anew behind the products, whose operands take the registers.
   struct Place {
@@ -52,9 +55,8 @@ struct BwdMmaTerms {
   const tile::AttentionParams& p;
   const int head;
   const float scale_log2;
-  uint32_t seen[2] = {
-      ~0u,
-      ~0u};  ///< bit 2 n + e / 2 + 16 (e % 2) of [m]: whether the expression lets the pair see each other
+  Seen seen[2] = {{{~0u}},
+                  {{~0u}}};  ///< whether the expression lets the pairs of keys 16 m and on see each other
 
   __device__ __forceinline__ BwdMmaTerms(const BwdMmaCta<Instance>& cta_, const BwdStep& step, int chunk,
                                          float scale_log2_)
@@ -105,7 +107,7 @@ struct BwdMmaTerms {
 
   /// Of two rounded numbers, of keys of one `half`: all bits of those whose pairs see each other.
   __device__ __forceinline__ uint32_t seen_halves(int m, int n, int half) const {
-    return ptx::halves_by_signs(seen[m] << (15 - 2 * n - half));
+    return ptx::halves_by_signs(seen[m].signs(n / 2, n % 2 * 2 + half));
   }
   /// Which weights of a chunk dropout keeps: step m kChunkN8 / 2 + n / 2 is of tiles n and n + 1, n even.
   struct Kept : KeptWeights<kC.dropout ? kChunkN8 : 1> {
@@ -158,15 +160,9 @@ struct BwdMmaTerms {
     if (view.pairs == nullptr) {
 #pragma unroll
       for (int m = 0; m < 2; ++m) {
-        seen[m] = 0;
-#pragma unroll 2
-        for (int n = 0; n < kChunkN8; ++n) {
-#pragma unroll
-          for (int e = 0; e < 4; ++e) {
-            if (Expression::sees(expression(), query(at.query(n, e)), key(at.key(m, e))))
-              seen[m] |= 1u << (2 * n + e / 2 + 16 * (e % 2));
-          }
-        }
+        seen[m].template ask<8>([&](int i) {
+          return Expression::sees(expression(), query(at.query(i / 4, i % 4)), key(at.key(m, i % 4)));
+        });
       }
       return;
     }
@@ -176,7 +172,7 @@ struct BwdMmaTerms {
                                   int64_t{step.block} * view.words_of_block() + column8 / 8 * 32 + at.lane;
 #pragma unroll
     for (int m = 0; m < 2; ++m)
-      seen[m] = __ldg(words + (row16 + m) * view.words_of_rows()) >> (2 * (column8 % 8));
+      seen[m].of[0] = __ldg(words + (row16 + m) * view.words_of_rows()) >> (2 * (column8 % 8));
   }
 };
 

@@ -21,7 +21,7 @@
 // The maximum of a row is raised only when a weight would exceed 2^kLazyGrowthLog2, for all rows of the warp at
 // once: softmax does not depend on the maximum taken, and the multiplication of acc_o is skipped in almost every
 // block (the idea: FlashAttention-4). bfloat16 has the range of float32: there, blocks without a mask do not
-// look for their maximum at all. Their weights are relative to that of the blocks before, and only when a row's
+// look for their maximum at all, but in kernels with a term, whose scores may grow by any amount. Their weights are relative to that of the blocks before, and only when a row's
 // sum has become large (kLargeSum), its maximum is raised by as much. (Weights that exceed float32 show as rows
 // that are not finite: see below.)
 //
