@@ -326,7 +326,9 @@ std::string ds_is_not_dbias(const AttentionProblem& p, DType dtype) {
 }
 
 std::string dbias_clause(const Kernel& k, const KernelRequest& r) {
-  return k.kind == KernelKind::kDBias && k.family == Family::kSm90 ? ds_is_not_dbias(r.problem, k.dtype) : "";
+  if (k.kind != KernelKind::kDBias || (k.terms & kTermExpressions) == 0) return "";
+  if (!r.terms_in_expression) return "goes with a main kernel that is compiled for all terms as one expression";
+  return ds_is_not_dbias(r.problem, k.dtype);
 }
 
 /// Elements of a dimension: one where it is broadcast.

@@ -22,9 +22,10 @@ struct KernelRequest {
   bool any_address;          ///< for pointers that are multiples of the size of their elements only
   const char* name_pattern;  ///< of fnmatch: main kernels of other names are refused; null: none is
   KeySplits splits;
-  bool values_in_keys = false;  ///< v is the first columns of k
-  bool same_bits = false;       ///< gradients are to have the same bits each time
-  uint32_t terms;               ///< terms_of(problem)
+  bool values_in_keys = false;       ///< v is the first columns of k
+  bool terms_in_expression = false;  ///< the main kernel is compiled for all terms as one expression
+  bool same_bits = false;            ///< gradients are to have the same bits each time
+  uint32_t terms;                    ///< terms_of(problem)
   /// Kernels that have shown that they cannot: they do not load, or spill what an expression needs.
   std::vector<const Kernel*> excluded;
   uint32_t aligned16;  ///< bits of tile::AlignedBit that sizes and strides allow

@@ -69,6 +69,7 @@ class Collector {
     KernelRequest request(problem, target_.device, asked_.any_address, asked_.name_pattern, asked_.splits);
     request.same_bits = asked_.deterministic;
     request.values_in_keys = asked_.values_in_keys;
+    request.terms_in_expression = !set_.main_text.empty();
     return request;
   }
   /// The first kernel that can, loads and spills no register; where all spill, the one that spills least.
@@ -222,12 +223,11 @@ const std::string& KernelSet::text_of(const Kernel& kernel) const {
     case KernelKind::kBackwardDv:
     case KernelKind::kBackwardDq:
     case KernelKind::kListKeys:
+    case KernelKind::kDBias:
       return is_compiled_for_all(kernel) ? main_text : user_text;
     case KernelKind::kSeenBlocks:
     case KernelKind::kBackwardSeenBlocks:
       return main_text;
-    case KernelKind::kDBias:
-      return kernel.family == Family::kSm90 ? main_text : user_text;
     case KernelKind::kNamedGradients:
     case KernelKind::kNamedPeaks:
     case KernelKind::kNamedSums:
