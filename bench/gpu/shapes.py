@@ -41,7 +41,7 @@ class Shape:
     term: str = ""  # one of terms.py
     lengths: tuple[int, ...] = ()  # packed sequences; then b = 1 and s_q = s_k is their sum
     page: int = 0  # keys of a page of the cache, whose pages lie in random order; 0: no pages
-    used: tuple[int, ...] = ()  # keys of each sequence of a cache; none: s_k
+    used: tuple[int, ...] = ()  # keys of each sequence of a cache, in a tensor; none: s_k, which the host knows
     append: bool = False  # the last s_q keys come with the call: rotated, as the queries are, and written to the cache first
     e4m3: bool = False  # k and v are float8_e4m3fn with factors; peers get what these stand for in `dtype`
     e4m3_q: bool = False  # q, too
@@ -81,7 +81,7 @@ class Shape:
         if self.term:
             parts.append(self.term)
         if self.used:
-            parts.append("mixed")
+            parts.append("lengths" if set(self.used) == {self.s_k} else "mixed")
         if self.page:
             parts.append(f"page{self.page}")
         if self.append:
@@ -248,6 +248,7 @@ def decode(dtypes: Iterable[str] = ("bf16",)) -> list[Shape]:
             found += [row(t, b, 1, s_k, heads, e4m3=True) for b, s_k in ((1, 2048), (1, 8192), (1, 131072), (8, 8192), (64, 2048), (64, 8192))]
             found += [row(t, 8, 4, 8192, heads, causal=True, e4m3=True)]
         heads = (32, 8, 128)
+        found.append(row(t, 1, 1, 8192, heads, used=(8192,)))
         for page in (256, 64, 16, 1):
             found.append(row(t, 64, 1, 8192, heads, page=page, e4m3=True))
             found += [row(t, b, 1, s_k, heads, page=page) for b, s_k in ((1, 8192), (8, 8192), (64, 8192))]
@@ -304,7 +305,7 @@ _NUMBER = re.compile(r"(b|softcap|sk|s|hkv|h|dv|d|w|page)(\d+)$")
 def parse(text: str) -> Shape:
     """A shape from words such as `bf16,bwd,b4,s4096,h32,hkv8,d128,causal,w1023`; s and d are required."""
     words: dict[str, int] = {}
-    dtype, pass_, causal, alibi, dropout, append, e4m3, fp8_, term = "bf16", "fwd", False, False, False, False, False, False, ""
+    dtype, pass_, causal, alibi, dropout, append, e4m3, fp8_, lengths, term = "bf16", "fwd", False, False, False, False, False, False, False, ""
     for word in filter(None, re.split(r"[,\s]+", text)):
         if word in DTYPES:
             dtype = word
@@ -314,6 +315,8 @@ def parse(text: str) -> Shape:
             causal = True
         elif word == "append":
             append = True
+        elif word == "lengths":
+            lengths = True
         elif word == "e4m3":
             e4m3 = True
         elif word == "fp8":
@@ -328,7 +331,7 @@ def parse(text: str) -> Shape:
             words[match[1]] = int(match[2])
         else:
             raise ValueError(
-                f"shape: got '{word}' in '{text}', expected one of {', '.join((*DTYPES, *PASSES))}, causal, append, e4m3, fp8, alibi, dropout, "
+                f"shape: got '{word}' in '{text}', expected one of {', '.join((*DTYPES, *PASSES))}, causal, append, lengths, e4m3, fp8, alibi, dropout, "
                 f"{', '.join(TERMS)}, "
                 "or a number after b, s, sk, h, hkv, d, dv, w, page or softcap"
             )
@@ -343,5 +346,5 @@ def parse(text: str) -> Shape:
         raise ValueError(f"shape: h is {h} and hkv {shape.h_kv} in '{text}'; h has to be a multiple of hkv")
     return replace(
         shape, window=words.get("w", -1), softcap=words.get("softcap", 0), alibi=alibi, dropout=dropout, term=term, page=words.get("page", 0),
-        append=append, e4m3=e4m3, e4m3_q=fp8_,
+        append=append, e4m3=e4m3, e4m3_q=fp8_, used=(shape.s_k,) * shape.b if lengths else (),
     )

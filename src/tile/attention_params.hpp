@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "core/dtype.hpp"
+#include "tile/divisor.hpp"
 #include "tile/expression_tensors.hpp"
 #include "tile/philox.hpp"
 
@@ -88,8 +89,8 @@ struct AttentionParams {
   const int32_t *cu_seqlens_q = nullptr, *cu_seqlens_k = nullptr;  ///< (batch + 1)
   const int32_t *seqused_q = nullptr, *seqused_k = nullptr;        ///< (batch)
   PagesView page_table;  ///< null: keys lie at their sequence's place
-  int caches = 0,
-      cache_rows = 1;  ///< with page_table pages of k and their rows, with cache_batch its sequences
+  int caches = 0;        ///< with page_table pages of k, with cache_batch its sequences
+  Divisor cache_rows;    ///< rows of each
   const int32_t *cache_batch = nullptr, *leftpad_k = nullptr;  ///< (batch)
   DescaleView q_descale, k_descale,
       v_descale;                              ///< what the elements of q, k and v of 8 bits are multiplied by

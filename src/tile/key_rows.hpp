@@ -18,13 +18,21 @@ struct PageRow {
   int page, row;
 };
 
-/// Where row `row` of sequence b lies by the table of pages. An entry that names no page of the pool counts as page 0: nobody
-/// reads outside of it.
+/// The page that an entry of the table names. One that names no page of the pool counts as page 0: nobody reads outside of it.
+constexpr int page_in_pool(const AttentionParams& p, int entry) {
+  return static_cast<uint32_t>(entry) < static_cast<uint32_t>(p.caches) ? entry : 0;
+}
+
+/// The table's entry for row `row` of sequence b, as it is, and the row in its page.
+constexpr PageRow page_entry(const AttentionParams& p, int b, int row) {
+  const uint32_t page = p.cache_rows.quotient(static_cast<uint32_t>(row));
+  return {p.page_table.data[b * p.page_table.batch + page], p.cache_rows.remainder(row)};
+}
+
+/// Where row `row` of sequence b lies by the table of pages.
 constexpr PageRow page_row(const AttentionParams& p, int b, int row) {
-  const auto at = static_cast<uint32_t>(row), size = static_cast<uint32_t>(p.cache_rows);
-  const int page = p.page_table.data[b * p.page_table.batch + at / size];
-  return {static_cast<uint32_t>(page) < static_cast<uint32_t>(p.caches) ? page : 0,
-          static_cast<int>(at % size)};
+  const PageRow entry = page_entry(p, b, row);
+  return {page_in_pool(p, entry.page), entry.row};
 }
 
 /// Rows of k, or of v.

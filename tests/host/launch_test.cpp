@@ -808,6 +808,15 @@ TEST(Schedule, ClustersShareTheKeysOfFewTiles) {
   says(refusal(problem(1, 5, 8192, 32, 8, 64)), "fit a tile of 16 rows");
   says(refusal(problem(9, 1, 8192, 32, 8, 64)), "leave half of 132 SMs idle");
   says(refusal(problem(1, 1, 262144, 32, 8, 64)), "elements of keys and values a CTA");
+  cluster.pages = true;
+  p = problem(1, 1, 32768, 32, 8, 64);
+  add(p, Role::kPageTable);
+  p.cache_rows = 16;
+  EXPECT_EQ(refusal(p), "") << "each 16 keys lie side by side";
+  p.cache_rows = 24;
+  says(refusal(p), "is for up to 262144 elements of keys and values a CTA, this problem has 524288");
+  EXPECT_EQ(refusal(problem(1, 1, 8192, 32, 8, 64)), "is for keys in pages");
+  cluster.pages = false;
   p = problem(1, 1, 131072, 32, 8, 64);
   p.window_left = 1023;
   p.window_right = 0;

@@ -82,9 +82,8 @@ constexpr tile::PageRow row_to_write(const tile::AttentionParams& p, int b, int 
   constexpr tile::PageRow kNone = {-1, 0};
   if (row < 0 || row >= p.seqlen_k) return kNone;
   if (p.page_table.data != nullptr) {
-    const int page = p.page_table.data[b * p.page_table.batch + row / p.cache_rows];
-    if (page < 0 || page >= p.caches) return kNone;
-    return {page, row % p.cache_rows};
+    const tile::PageRow entry = tile::page_entry(p, b, row);
+    return entry.page < 0 || entry.page >= p.caches ? kNone : entry;
   }
   const int cache = tile::cache_of(p, b);
   if (p.cache_batch != nullptr && (cache < 0 || cache >= p.caches)) return kNone;

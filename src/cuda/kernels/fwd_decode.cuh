@@ -37,6 +37,7 @@
 #include "cuda/ptx/address.cuh"
 #include "cuda/ptx/cp_async.cuh"
 #include "cuda/ptx/grid.cuh"
+#include "cuda/ptx/opaque.cuh"
 #include "cuda/ptx/shared.cuh"
 #include "cuda/ptx/special.cuh"
 #include "cuda/warp/mma_tile.cuh"
@@ -49,9 +50,8 @@ template <class Instance>
 struct FwdDecodeWarp : FwdDecodeRows<Instance> {
   using Rows = FwdDecodeRows<Instance>;
   using T = typename Instance::Element;
-  using Rows::f, Rows::memory, Rows::warp, Rows::lane, Rows::page, Rows::second_piece;
+  using Rows::f, Rows::memory, Rows::warp, Rows::lane;
   using Rows::kConfig, Rows::kWarps, Rows::kTileN, Rows::kWarpKeys, Rows::kStages, Rows::kWholeWarp;
-  using Rows::load, Rows::look_up_pages;
   using typename Rows::Key, typename Rows::Memory, typename Rows::KeysOfK, typename Rows::KeysOfV;
   using Operand = std::conditional_t<kConfig.e4m3, __half, T>;  ///< of products
   static constexpr int kM16 = kConfig.tile_m / 16, kSteps = kConfig.head_dim / 16,
@@ -92,28 +92,7 @@ struct FwdDecodeWarp : FwdDecodeRows<Instance> {
                                            sizeof(Key)),
                         v = tile::key_rows(f.p, f.p.v, work.span, work.batch, head_of_keys(f, work),
                                            sizeof(Key));
-    const int last_key = work.span.used_k - 1;
-    int loaded = pieces.begin + warp;
-    second_piece = false;
-    if (k.paged()) page = look_up_pages(k, loaded * kWarpKeys, last_key);
-#pragma unroll
-    for (int s = 0; s < kStages - 1; ++s) load(k, v, last_key, loaded, pieces.end, s);
-    begin_tile(work);
-    meanwhile();
-    int stage = 0;
-#pragma unroll 1
-    for (int n = pieces.begin + warp; n < pieces.end; n += kWarps) {
-      ptx::cp_async_wait<kStages - 2>();
-      __syncwarp();  // every lane's copies of this stage are there, and all have read the stage that is filled next
-      load(k, v, last_key, loaded, pieces.end, stage == 0 ? kStages - 1 : stage - 1);
-      const uint32_t rows_k = memory.stage(warp, stage);
-      float acc_s[kM16][2][4];
-      multiply_qk(acc_s, rows_k);
-      if (!pieces.is_full(n)) mask(acc_s, n);
-      weigh(acc_s);
-      multiply_pv(acc_s, rows_k + KeysOfK::kBytes);
-      stage = stage + 1 == kStages ? 0 : stage + 1;
-    }
+    this->for_layout(k, [&](auto layout) { add_pieces<layout.value>(work, k, v, pieces, meanwhile); });
     ptx::cp_async_wait<0>();
     __syncwarp();  // no copy of any lane is under way: the ring is free
     share_result();
@@ -121,6 +100,45 @@ struct FwdDecodeWarp : FwdDecodeRows<Instance> {
   }
 
  private:
+  /// A stage is filled again as soon as its keys have been used, so that all are on their way while a warp waits. Where products take long
+  /// copies are asked for first, to the stage before.
+  static constexpr bool kFillsBehind = !kConfig.q_in_shared && !kConfig.e4m3;
+
+  /// A loop for each layout, so that none steps over the others' instructions.
+  template <KeyLayout kLayout, class Meanwhile>
+  __device__ __forceinline__ void add_pieces(const FwdWorkTile& work, const tile::KeyRows& k,
+                                             const tile::KeyRows& v, const tile::KvBlocks& pieces,
+                                             const Meanwhile& meanwhile) {
+    const int last_key = work.span.used_k - 1, first = pieces.begin + warp;
+    const auto fill = [&](int n, int stage) {
+      this->template load<kLayout>(k, v, last_key, n, pieces.end, stage);
+    };
+    this->template begin_rows<kLayout>(k, last_key, first);
+#pragma unroll
+    for (int s = 0; s < kStages - 1; ++s) fill(first + s * kWarps, s);
+    begin_tile(work);
+    if constexpr (kFillsBehind) fill(first + (kStages - 1) * kWarps, kStages - 1);
+    meanwhile();
+    int stage = 0;
+#pragma unroll 1
+    for (int n = first; n < pieces.end; n += kWarps) {
+      ptx::cp_async_wait<kFillsBehind ? kStages - 1 : kStages - 2>();
+      __syncwarp();  // every lane's copies of this stage are there, and all have read the one before
+      if constexpr (!kFillsBehind) fill(n + (kStages - 1) * kWarps, stage == 0 ? kStages - 1 : stage - 1);
+      const uint32_t rows_k = memory.stage(warp, stage);
+      float acc_s[kM16][2][4];
+      multiply_qk(acc_s, rows_k);
+      if (!pieces.is_full(n)) mask(acc_s, n);
+      weigh(acc_s);
+      multiply_pv(acc_s, rows_k + KeysOfK::kBytes);
+      if constexpr (kFillsBehind) {
+        __syncwarp();  // every lane has read this stage
+        fill(n + kStages * kWarps, stage);
+      }
+      stage = stage + 1 == kStages ? 0 : stage + 1;
+    }
+  }
+
   /// Q goes to registers or shared memory; O and the rows' statistics start empty.
   __device__ __forceinline__ void begin_tile(const FwdWorkTile& work) {
     const tile::AttentionParams& p = f.p;
@@ -155,11 +173,14 @@ struct FwdDecodeWarp : FwdDecodeRows<Instance> {
   /// The lane's two rows of 16 of Q: null where there is none.
   struct RowsOfQ {
     const char* row[2];
+    int lane;  ///< made anew for each tile: places of columns are not kept in registers from one to the next
   };
   __device__ __forceinline__ RowsOfQ rows_of_q(const FwdWorkTile& work, int m) const {
     const tile::AttentionParams& p = f.p;
     const int bytes = kConfig.e4m3 && p.e4m3_queries ? 1 : static_cast<int>(sizeof(T));
     RowsOfQ rows;
+    rows.lane = lane;
+    ptx::make_opaque(rows.lane);
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const int row = 16 * m + lane / 4 + 8 * half;
@@ -176,7 +197,7 @@ struct FwdDecodeWarp : FwdDecodeRows<Instance> {
     for (int half = 0; half < 2; ++half) {
 #pragma unroll
       for (int reg = 0; reg < 2; ++reg) {
-        const int column = 16 * step + tile::column_of_step(kConfig.e4m3, lane, reg, 0);
+        const int column = 16 * step + tile::column_of_step(kConfig.e4m3, rows.lane, reg, 0);
         fragment[2 * reg + half] =
             rows.row[half] != nullptr && column < f.p.head_dim ? two_of_q(rows.row[half], column) : 0u;
       }

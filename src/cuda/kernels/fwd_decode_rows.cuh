@@ -9,6 +9,13 @@
 
 namespace fovea::cuda {
 
+/// Where the 16 keys of each piece lie.
+enum class KeyLayout {
+  kOnePiece,     ///< all keys of the sequence side by side
+  kPieceInPage,  ///< those of a piece side by side in a page
+  kRowsInPages,  ///< each by itself
+};
+
 /// A warp, and what it knows of the rows that it copies next.
 template <class Instance>
 struct FwdDecodeRows {
@@ -25,90 +32,124 @@ struct FwdDecodeRows {
   const Memory& memory;
   const int warp, lane;
 
-  /// Where keys of the next two pieces lie, and of the two behind them: lane r knows row r of the first, lane 16 + r of the second.
-  tile::PageRow page = {}, page_behind = {};
-  bool second_piece = false;  ///< that is copied next
+  // In pages, rows are found for a group of pieces at once: 32, of whose first rows each lane knows one, where no piece lies in several
+  // pages; else two, of whose rows each lane knows one.
+  int64_t of_k = 0, of_v = 0;  ///< bytes from the data of k and of v to the lane's row
+  int copied = 0;              ///< pieces of the group
+  int entry_behind = 0;        ///< of the table, for the group behind it: what is done with it waits for it
 
-  /// Begins to copy piece `n` to a stage, and moves on to the warp's next. Always one group of copies.
-  __device__ __forceinline__ void load(const tile::KeyRows& k, const tile::KeyRows& v, int last_key, int& n,
+  /// Before the first piece, `n`.
+  template <KeyLayout kLayout>
+  __device__ __forceinline__ void begin_rows(const tile::KeyRows& k, int last_key, int n) {
+    if constexpr (kLayout != KeyLayout::kOnePiece) {
+      entry_behind = look_up_pages<kLayout>(k, n, last_key);
+      copied = pieces_of_group(kLayout);
+    }
+  }
+
+  /// Begins to copy piece `n`, the warp's next, to a stage, if it is before `end`. Always one group of copies.
+  template <KeyLayout kLayout>
+  __device__ __forceinline__ void load(const tile::KeyRows& k, const tile::KeyRows& v, int last_key, int n,
                                        int end, int stage) {
     if (n < end) {
-      const int first = n * kWarpKeys;
+      const int last = last_key - n * kWarpKeys;
       const uint32_t to = memory.stage(warp, stage);
-      if (k.paged()) {
-        if (pieces_lie_in_pages(k)) {
-          copy_rows<KeysOfK>(to, k, first_in_page(k), last_key - first, f.p.head_dim);
-          copy_rows<KeysOfV>(to + KeysOfK::kBytes, v, first_in_page(v), last_key - first, f.p.head_dim_v);
-        } else {
-          copy_from_pages<KeysOfK>(to, k, last_key - first, f.p.head_dim);
-          copy_from_pages<KeysOfV>(to + KeysOfK::kBytes, v, last_key - first, f.p.head_dim_v);
-        }
-        if (second_piece) {
-          page = page_behind;
-        } else {
-          page_behind = look_up_pages(k, first + 2 * kTileN, last_key);
-        }
-        second_piece = !second_piece;
-      } else {
-        copy_rows<KeysOfK>(to, k, row_in_one_piece(k, first), last_key - first, f.p.head_dim);
-        copy_rows<KeysOfV>(to + KeysOfK::kBytes, v, row_in_one_piece(v, first), last_key - first,
-                           f.p.head_dim_v);
+      if constexpr (kLayout != KeyLayout::kOnePiece) {
+        if (copied == pieces_of_group(kLayout)) begin_group<kLayout>(k, v, last_key, n, end);
       }
-      n += kWarps;
+      if constexpr (kLayout == KeyLayout::kOnePiece) {
+        const int64_t first = n * kWarpKeys;
+        copy_rows<KeysOfK>(to, k.data + first * row_bytes(k), row_bytes(k), last, f.p.head_dim);
+        copy_rows<KeysOfV>(to + KeysOfK::kBytes, v.data + first * row_bytes(v), row_bytes(v), last,
+                           f.p.head_dim_v);
+      } else if constexpr (kLayout == KeyLayout::kPieceInPage) {
+        copy_rows<KeysOfK>(to, k.data + of_lane(of_k, copied), row_bytes(k), last, f.p.head_dim);
+        copy_rows<KeysOfV>(to + KeysOfK::kBytes, v.data + of_lane(of_v, copied), row_bytes(v), last,
+                           f.p.head_dim_v);
+      } else {
+        copy_from_pages<KeysOfK>(to, k.data, of_k, last, f.p.head_dim);
+        copy_from_pages<KeysOfV>(to + KeysOfK::kBytes, v.data, of_v, last, f.p.head_dim_v);
+      }
+      ++copied;
     }
     ptx::cp_async_commit();
   }
   __device__ __forceinline__ static int row_bytes(const tile::KeyRows& rows) {
     return static_cast<int>(rows.view.row) * static_cast<int>(sizeof(Key));  // fits: aligned rows
   }
-  __device__ __forceinline__ static const char* row_in_one_piece(const tile::KeyRows& rows, int row) {
-    return rows.data + int64_t{row} * row_bytes(rows);
+  /// run(layout), with that of the rows as a constant.
+  template <class Run>
+  __device__ __forceinline__ void for_layout(const tile::KeyRows& rows, const Run& run) const {
+    if constexpr (kConfig.one_piece) {
+      if (!kConfig.pages || !rows.paged())
+        return run(std::integral_constant<KeyLayout, KeyLayout::kOnePiece>{});
+    }
+    if constexpr (kConfig.pages) {
+      if ((f.p.cache_rows.value | rows.first) % kWarpKeys == 0) {
+        run(std::integral_constant<KeyLayout, KeyLayout::kPieceInPage>{});
+      } else {
+        run(std::integral_constant<KeyLayout, KeyLayout::kRowsInPages>{});
+      }
+    }
   }
-  /// Whether the 16 keys of each piece lie in one page.
-  __device__ __forceinline__ bool pieces_lie_in_pages(const tile::KeyRows& rows) const {
-    return (f.p.cache_rows | rows.first) % kWarpKeys == 0;
+  static constexpr int pieces_of_group(KeyLayout layout) {
+    return layout == KeyLayout::kPieceInPage ? 32 : 2;
   }
-  /// Where the first of the 16 rows of the piece that is next lies, which are side by side.
-  __device__ __forceinline__ const char* first_in_page(const tile::KeyRows& rows) const {
-    const int knows = second_piece ? kWarpKeys : 0;
-    const int in_pool = __shfl_sync(kWholeWarp, page.page, knows),
-              in_page = __shfl_sync(kWholeWarp, page.row, knows);
-    return rows.data + (in_pool * rows.view.batch + in_page * rows.view.row) * int64_t{sizeof(Key)};
+  /// Finds the lane's row of the group from piece `n` on, and asks for that of the group behind it.
+  template <KeyLayout kLayout>
+  __device__ __forceinline__ void begin_group(const tile::KeyRows& k, const tile::KeyRows& v, int last_key,
+                                              int n, int end) {
+    const tile::PageRow at = {tile::page_in_pool(f.p, entry_behind),
+                              f.p.cache_rows.remainder(row_of_lane<kLayout>(k, n, last_key))};
+    const int behind = n + pieces_of_group(kLayout) * kWarps;
+    if (behind < end) entry_behind = look_up_pages<kLayout>(k, behind, last_key);
+    of_k = offset_in_pages(k, at), of_v = offset_in_pages(v, at);
+    copied = 0;
+  }
+  static __device__ __forceinline__ int64_t offset_in_pages(const tile::KeyRows& rows, tile::PageRow at) {
+    const int64_t page_bytes = rows.view.batch * static_cast<int64_t>(sizeof(Key));
+    return static_cast<uint32_t>(at.page) * page_bytes + int64_t{at.row} * row_bytes(rows);
+  }
+  /// The lane's row, by the sequence's table, of the group from piece `n` on; that of the last key for keys behind it.
+  template <KeyLayout kLayout>
+  __device__ __forceinline__ int row_of_lane(const tile::KeyRows& keys, int n, int last_key) const {
+    const int of_lane =
+        kLayout == KeyLayout::kPieceInPage ? lane * kTileN : lane % kWarpKeys + lane / kWarpKeys * kTileN;
+    return keys.first + min(n * kWarpKeys + of_lane, last_key);
+  }
+  /// The table's entry for it.
+  template <KeyLayout kLayout>
+  __device__ __forceinline__ int look_up_pages(const tile::KeyRows& keys, int n, int last_key) const {
+    return last_key >= 0 ? tile::page_entry(f.p, keys.batch, row_of_lane<kLayout>(keys, n, last_key)).page
+                         : 0;
+  }
+  static __device__ __forceinline__ int64_t of_lane(int64_t offset, int knows) {
+    return __shfl_sync(kWholeWarp, static_cast<long long>(offset), knows);
   }
   /// Copies 16 rows side by side, the first at `first`; those behind row `last` become zeros.
   template <class Rows>
-  __device__ __forceinline__ void copy_rows(uint32_t to, const tile::KeyRows& rows, const char* first,
-                                            int last, int columns) const {
-    const int row = lane / Rows::kChunks, chunk = lane % Rows::kChunks, row_bytes = this->row_bytes(rows);
+  __device__ __forceinline__ void copy_rows(uint32_t to, const char* first, int row_bytes, int last,
+                                            int columns) const {
+    const int row = lane / Rows::kChunks, chunk = lane % Rows::kChunks;
     const int end = chunk * 16 < columns * static_cast<int>(sizeof(Key)) ? last - row : -1;
     const char* from = first + row * row_bytes + chunk * 16;
 #pragma unroll
-    for (int i = 0; i < Rows::kCopies; ++i) {
-      ptx::cp_async_16(Rows::copied_to(to, row, chunk, i), from, Rows::kRowsAtOnce * i <= end);
-      from += Rows::kRowsAtOnce * row_bytes;
-    }
-  }
-  /// Finds out where keys `first` + r of a piece and of the warp's next lie. The answer is needed two pieces later.
-  __device__ __forceinline__ tile::PageRow look_up_pages(const tile::KeyRows& keys, int first,
-                                                         int last_key) const {
-    const int key = min(first + lane % kWarpKeys + lane / kWarpKeys * kTileN, last_key);
-    return key >= 0 ? tile::page_row(f.p, keys.batch, keys.first + key) : tile::PageRow{};
+    for (int i = 0; i < Rows::kCopies; ++i)
+      ptx::cp_async_16(Rows::copied_to(to, row, chunk, i),
+                       from + int64_t{i} * (Rows::kRowsAtOnce * row_bytes), Rows::kRowsAtOnce * i <= end);
   }
   /// Copies the 16 rows of the piece that is next, which lie in several pages.
   template <class Rows>
-  __device__ __forceinline__ void copy_from_pages(uint32_t to, const tile::KeyRows& rows, int last,
+  __device__ __forceinline__ void copy_from_pages(uint32_t to, const char* data, int64_t offset, int last,
                                                   int columns) const {
     const int row = lane / Rows::kChunks, chunk = lane % Rows::kChunks;
     const int end = chunk * 16 < columns * static_cast<int>(sizeof(Key)) ? last - row : -1;
-    const int knows = row + (second_piece ? kWarpKeys : 0);
+    const int knows = row + copied * kWarpKeys;
+    data += chunk * 16;
 #pragma unroll
-    for (int i = 0; i < Rows::kCopies; ++i) {
-      const int in_pool = __shfl_sync(kWholeWarp, page.page, knows + Rows::kRowsAtOnce * i),
-                in_page = __shfl_sync(kWholeWarp, page.row, knows + Rows::kRowsAtOnce * i);
-      const int64_t at = in_pool * rows.view.batch + in_page * rows.view.row;
-      ptx::cp_async_16(Rows::copied_to(to, row, chunk, i), rows.data + at * int64_t{sizeof(Key)} + chunk * 16,
-                       Rows::kRowsAtOnce * i <= end);
-    }
+    for (int i = 0; i < Rows::kCopies; ++i)
+      ptx::cp_async_16(Rows::copied_to(to, row, chunk, i),
+                       data + of_lane(offset, knows + Rows::kRowsAtOnce * i), Rows::kRowsAtOnce * i <= end);
   }
 };
 

@@ -251,6 +251,7 @@ std::string cluster_clause(const Kernel& k, const KernelRequest& r) {
     return "shares keys among as many CTAs as a GPU has idle, so that others of the batch move the cuts";
   if (std::string clause = few_rows_clause(k, r); !clause.empty()) return clause;
   const AttentionProblem& p = r.problem;
+  if (k.pages && !p.has(Role::kPageTable)) return "is for keys in pages";
   const int64_t tiles = tiles_of_few_rows(p, k);
   const int ctas = ctas_of_cluster(p, k, r.device);
   // Those for few keys take a tile a CTA, of which an SM holds several.
@@ -265,14 +266,13 @@ std::string cluster_clause(const Kernel& k, const KernelRequest& r) {
            " keys where the GPU alone knows the lengths of several sequences";
   // Measured on an H200, 16 bits: a CTA of 64 reads 57 GB/s, one of 16 74, and all of 132 together 4.2 TB/s, where a launch that merges
   // or counts costs 3 us more. At 2 MB each half of the SMs are still ahead, fewer are not.
-  // Where keys lie in pages, a warp has to find them, and TMA has not: in pieces of 16 keys, or where pages cut these row by row.
-  constexpr int64_t kMostOfFew = kMostOfClusterCta / 2, kPiece = 16;
-  const int64_t most_in_pages = kMostOfClusterCta / (p.cache_rows % kPiece == 0 ? 4 : 8);
+  // Where a page holds no multiple of 16 keys, a warp has to find each row.
+  constexpr int64_t kMostOfFew = kMostOfClusterCta / 2, kMostOfRows = kMostOfClusterCta / 4, kPiece = 16;
   const ClusterSplits shared = cluster_splits(p, k, r.device);
   const int64_t ctas_of_tile = int64_t{shared.ctas} * shared.splits;
-  const int64_t most = p.has(Role::kPageTable)                    ? most_in_pages
-                       : few_ctas(tiles * ctas_of_tile, r.device) ? kMostOfFew
-                                                                  : kMostOfClusterCta;
+  const int64_t most = p.has(Role::kPageTable) && p.cache_rows % kPiece != 0 ? kMostOfRows
+                       : few_ctas(tiles * ctas_of_tile, r.device)            ? kMostOfFew
+                                                                             : kMostOfClusterCta;
   const int64_t elements = keys_of_tile(p, k) * (p.head_dim + p.head_dim_v) / ctas_of_tile;
   if (elements <= most) return "";
   return "is for up to " + std::to_string(most) + " elements of keys and values a CTA, this problem has " +
@@ -327,7 +327,8 @@ std::string ds_is_not_dbias(const AttentionProblem& p, DType dtype) {
 
 std::string dbias_clause(const Kernel& k, const KernelRequest& r) {
   if (k.kind != KernelKind::kDBias || (k.terms & kTermExpressions) == 0) return "";
-  if (!r.terms_in_expression) return "goes with a main kernel that is compiled for all terms as one expression";
+  if (!r.terms_in_expression)
+    return "goes with a main kernel that is compiled for all terms as one expression";
   return ds_is_not_dbias(r.problem, k.dtype);
 }
 

@@ -78,7 +78,7 @@ CUtensorMap map_of_queries(const tile::RowsView& rows, DType dtype, const tile::
 CUtensorMap map_of_keys(const tile::RowsView& rows, DType dtype, const tile::AttentionParams& p, int columns,
                         int box_columns, int box_rows, const char* kernel, CUtensorMapL2promotion promotion) {
   const bool packed = p.cu_seqlens_k != nullptr, paged = p.page_table.data != nullptr;
-  const int64_t length = packed ? p.total_k : (paged ? p.cache_rows : p.seqlen_k);
+  const int64_t length = packed ? p.total_k : (paged ? p.cache_rows.value : p.seqlen_k);
   const int64_t sequences = packed ? 1 : (paged || p.cache_batch != nullptr ? p.caches : p.batch);
   return tensor_map(rows.data, dtype,
                     std::array<TmaDimension, 4>{{{columns, 1, box_columns},

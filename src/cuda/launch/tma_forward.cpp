@@ -49,7 +49,8 @@ void bind_forward(const LaunchInput<ForwardLayout>& launch, void* to) {
   if (launch.kernel.e4m3_operands) dtype = DType::kE4M3;
   const int strip = kTmaRowBytes / static_cast<int>(size_of(dtype));
   const int group = args.pack_group ? p.group : 1;
-  all.box_keys = tma_box_keys(launch.kernel.tile_n, p.page_table.data != nullptr ? p.cache_rows : arriving);
+  all.box_keys =
+      tma_box_keys(launch.kernel.tile_n, p.page_table.data != nullptr ? p.cache_rows.value : arriving);
   all.q = map_of_queries(q, dtype, p, columns, group, strip, kTmaRowsQ, kernel);
   all.key_strips = std::numeric_limits<int>::max();
   if (p.qv.data != nullptr) {
