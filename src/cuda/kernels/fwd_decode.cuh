@@ -100,10 +100,6 @@ struct FwdDecodeWarp : FwdDecodeRows<Instance> {
   }
 
  private:
-  /// A stage is filled again as soon as its keys have been used, so that all are on their way while a warp waits. Where products take long
-  /// copies are asked for first, to the stage before.
-  static constexpr bool kFillsBehind = !kConfig.q_in_shared && !kConfig.e4m3;
-
   /// A loop for each layout, so that none steps over the others' instructions.
   template <KeyLayout kLayout, class Meanwhile>
   __device__ __forceinline__ void add_pieces(const FwdWorkTile& work, const tile::KeyRows& k,
@@ -117,24 +113,19 @@ struct FwdDecodeWarp : FwdDecodeRows<Instance> {
 #pragma unroll
     for (int s = 0; s < kStages - 1; ++s) fill(first + s * kWarps, s);
     begin_tile(work);
-    if constexpr (kFillsBehind) fill(first + (kStages - 1) * kWarps, kStages - 1);
     meanwhile();
     int stage = 0;
 #pragma unroll 1
     for (int n = first; n < pieces.end; n += kWarps) {
-      ptx::cp_async_wait<kFillsBehind ? kStages - 1 : kStages - 2>();
-      __syncwarp();  // every lane's copies of this stage are there, and all have read the one before
-      if constexpr (!kFillsBehind) fill(n + (kStages - 1) * kWarps, stage == 0 ? kStages - 1 : stage - 1);
+      ptx::cp_async_wait<kStages - 2>();
+      __syncwarp();  // every lane's copies of this stage are there, and all have read the stage that is filled next
+      fill(n + (kStages - 1) * kWarps, stage == 0 ? kStages - 1 : stage - 1);
       const uint32_t rows_k = memory.stage(warp, stage);
       float acc_s[kM16][2][4];
       multiply_qk(acc_s, rows_k);
       if (!pieces.is_full(n)) mask(acc_s, n);
       weigh(acc_s);
       multiply_pv(acc_s, rows_k + KeysOfK::kBytes);
-      if constexpr (kFillsBehind) {
-        __syncwarp();  // every lane has read this stage
-        fill(n + kStages * kWarps, stage);
-      }
       stage = stage + 1 == kStages ? 0 : stage + 1;
     }
   }

@@ -221,6 +221,12 @@ std::string values_in_keys_clause(const Kernel& k, const KernelRequest& r) {
   return few_rows_clause(k, r);
 }
 
+/// Where instructions for other layouts of keys would cost time, kernels that decode are compiled for one.
+std::string layout_clause(const Kernel& k, const AttentionProblem& p) {
+  const bool for_one = k.e4m3_keys || k.splits_in_cluster;
+  return for_one && k.pages && !p.has(Role::kPageTable) ? "is for keys in pages" : "";
+}
+
 std::string stream_clause(const Kernel& k, const KernelRequest& r) {
   if (!k.stream_k) return "";
   if (r.splits.batch_invariant)
@@ -232,6 +238,7 @@ std::string stream_clause(const Kernel& k, const KernelRequest& r) {
   // Other kernels know better what to do with lengths that the host knows, but none of them reads keys of 8 bits as fast.
   if (k.tma && !p.packed_k && !p.has(Role::kSeqUsedK))
     return "is for keys whose number the GPU alone knows (seqused_k, cu_seqlens_k)";
+  if (std::string clause = layout_clause(k, p); !clause.empty()) return clause;
   // Boxes of 16 rows take TMA 2 % longer than rows that warps copy (64 sequences of 8,192, H200), boxes of 64 less long.
   constexpr int64_t kLargePages = 64;
   const bool small_pages = p.has(Role::kPageTable) && p.cache_rows < kLargePages;
@@ -251,7 +258,7 @@ std::string cluster_clause(const Kernel& k, const KernelRequest& r) {
     return "shares keys among as many CTAs as a GPU has idle, so that others of the batch move the cuts";
   if (std::string clause = few_rows_clause(k, r); !clause.empty()) return clause;
   const AttentionProblem& p = r.problem;
-  if (k.pages && !p.has(Role::kPageTable)) return "is for keys in pages";
+  if (std::string clause = layout_clause(k, p); !clause.empty()) return clause;
   const int64_t tiles = tiles_of_few_rows(p, k);
   const int ctas = ctas_of_cluster(p, k, r.device);
   // Those for few keys take a tile a CTA, of which an SM holds several.
