@@ -79,7 +79,7 @@ test-threads: ## one plan from many threads under ThreadSanitizer
 	$(TEST) --rotation 5 packages threads
 
 test-chips: ## the CUDA kernels compiled for sm_75, sm_80, sm_86 and sm_89
-	$(TEST) --rotation 1 packages chips
+	$(TEST) --rotation all packages chips
 
 .PHONY: test-setup cuda-setup
 test-setup:
@@ -170,9 +170,13 @@ part-threads:
 	$(call ctest,tsan) --tests-regex '$(CHECKS)'
 	$(call ctest,tsan) --tests-regex '^threads$$'
 
-# sm_90 is in part-build of rotation 3.
+# sm_90 is in part-build of rotation 3. The others are two and two, in rotations that have room for them.
+CHIPS_OF_1 := 75;80
+CHIPS_OF_2 := 86;89
+CHIPS_OF_4 := 86;89
+CHIPS_OF_5 := 75;80
 part-chips:
-	cmake --preset chips -DFOVEA_CUDA_ARCHITECTURES="75;80;86;89" $(CMAKE_FLAGS)
+	cmake --preset chips -DFOVEA_CUDA_ARCHITECTURES="$(or $(CHIPS_OF_$(ROTATION)),75;80;86;89)" $(CMAKE_FLAGS)
 	cmake --build build/chips --parallel $(JOBS) --target device_code
 
 test-llama: setup ## the ggml backend in an unchanged llama.cpp: ggml's own tests of attention (77 MB from PyPI, a quarter of an hour)
