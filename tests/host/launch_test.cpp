@@ -763,6 +763,22 @@ TEST(KernelTable, MainKernelsAddFewSumsToTheGradientOfABias) {
   EXPECT_FALSE(adds(1, 64, true, false));
 }
 
+TEST(KernelTable, GradientsOfABiasByAnExpressionGoWithAMainKernelOfTheSame) {
+  Kernel kernel = kPlain64;
+  kernel.kind = KernelKind::kDBias;
+  kernel.terms |= kTermBias | kTermScore | kTermSees;
+  AttentionProblem p = problem(2, 64, 64, 2, 2, 64);
+  p.pass = Pass::kBackward;
+  p.tensors[index_of(Role::kBias)] = p.tensors[index_of(Role::kDBias)] = pairs(p, true);
+  const AttentionProblem composed = expr::with_terms_in_expressions(p).value();
+  const DeviceProperties device = hopper();
+  KernelRequest request(composed, device, false, nullptr, {});
+  EXPECT_EQ(cannot_because(kernel, request),
+            "goes with a main kernel that is compiled for all terms as one expression");
+  request.terms_in_expression = true;
+  EXPECT_EQ(cannot_because(kernel, request), "");
+}
+
 /// Whose clusters share the keys of tiles of 16 rows, two CTAs an SM.
 Kernel cluster_kernel() {
   Kernel kernel = kPlain64;
