@@ -352,8 +352,8 @@ void ListBackward::query_by_rows(const Problem& a, const ListScratch& t, int64_t
   for (int64_t n; (n = list.read(t.positions, kBlockKeys)) > 0;) {
     const MatrixView keys = gather(a.group, Role::kK, s.d, t, n);
     const MatrixView values = gather(a.group, Role::kV, s.d_v, t, n);
-    ops.row_dots(t.q, ld, rows, keys.data, s.type, s.d, n, s.d, t.scores, kBlockKeys, {});
-    ops.row_dots(t.d_o, ld_v, rows, values.data, s.type, s.d_v, n, s.d_v, t.dp, kBlockKeys, {});
+    ops.row_dots({t.q, ld, rows}, keys.data, s.type, s.d, n, s.d, t.scores, kBlockKeys, {});
+    ops.row_dots({t.d_o, ld_v, rows}, values.data, s.type, s.d_v, n, s.d_v, t.dp, kBlockKeys, {});
     weigh_rows(a, t, first_row, rows, n);
     ops.row_sums(t.dp, kBlockKeys, rows, keys.data, s.type, s.d, n, s.d, t.dq, ld, {});
     for (int64_t j = 0; j < std::min(kAhead, n); ++j) sums.fetch(t.positions[j]);

@@ -54,7 +54,7 @@ struct ListScratch : ThreadScratch {
     entry_values = memory.take<char>(kBlockKeys * s.d_v * size_of(s.type));
     positions = memory.take<int32_t>(kBlockKeys);
     const int64_t few = schedule.row_path ? p.group() : 0;
-    q = memory.take<float>(few * RowQueries::size(s));
+    q = memory.take<float>(row_query_floats(s, few));
     o = memory.take<float>(few * s.padded_dv);
   }
 };
@@ -175,11 +175,10 @@ void ListForward::rows_forward(const Group& group, const ScoreTerms& terms, cons
   ListReader list(group, query);
   for (int64_t n; (n = list.read(t.positions, kBlockKeys)) > 0;) {
     const MatrixView keys = gather(group, Role::kK, s.d, t, n), values = gather(group, Role::kV, s.d_v, t, n);
-    ops.row_dots(queries.q, queries.ld_q, rows, keys.data, s.type, s.d, n, s.d, t.scores, kBlockKeys, {});
-    if (queries.qv != nullptr) {
-      float* products = t.scores + kRowPathRows * kBlockKeys;
-      ops.row_dots(queries.qv, queries.ld_qv, rows, values.data, s.type, s.d_v, n, s.d_v, products,
-                   kBlockKeys, {});
+    ops.row_dots(queries.q, keys.data, s.type, s.d, n, s.d, t.scores, kBlockKeys, {});
+    if (queries.qv.rows != nullptr) {
+      float* products = t.scores + rows * kBlockKeys;
+      ops.row_dots(queries.qv, values.data, s.type, s.d_v, n, s.d_v, products, kBlockKeys, {});
       add_value_products(a, n, t.scores, products);
     }
     const bool masked = weigh_rows(a, {{0, n}, seen(), t.positions}, t.scores);

@@ -20,22 +20,26 @@ namespace fovea::cpu::forward_pass {
 // All rows are one strip of a program, and its registers hold a strip of a panel.
 static_assert(kBlockKeys == kProgramWidth && kProgramRows * kProgramWidth <= kStripRows * kPanel);
 
-// Scores of a block, and products with the values.
-static_assert(2 * kRowPathRows <= kPanel);
-// Behind them those as tiles leave them.
-static_assert(2 * kRowPathRows + kTileQueries <= kPanel);
+// Scores of a block, products with the values, and behind them those as tiles leave them.
+static_assert(3 * kTileQueries <= kPanel);
 
-RowQueries::RowQueries(const Staging& s, const Group& group, const Lanes& lanes, float* memory)
-    : q(memory),
-      qv(s.has_qv() ? memory + lanes.count * s.padded_d : nullptr),
-      ld_q(s.padded_d),
-      ld_qv(s.padded_dv) {
-  const auto convert = [&](Role role, DType type, int64_t size, int64_t ld, float* to) {
-    for (int64_t r = 0; r < lanes.count; ++r)
-      s.ops->to_float(group.row_data(role, lanes.first_row + r), type, size, to + r * ld);
+RowQueries::RowQueries(const Staging& s, const Group& group, const Lanes& lanes, float* memory) : q{}, qv{} {
+  // To put 16 rows on lanes takes as long as their products with 20 to 40 keys.
+  constexpr int64_t kLeastLaneKeys = 64;
+  const bool many_keys = s.ops->row_lanes != nullptr && group.span.used_k >= kLeastLaneKeys;
+  const auto convert = [&](Role role, DType type, int64_t size, int64_t ld) {
+    FewRows to{memory, ld, lanes.count};
+    for (int64_t r = 0; r < to.count; ++r)
+      s.ops->to_float(group.row_data(role, lanes.first_row + r), type, size, memory + r * ld);
+    memory += to.count * ld;
+    if (many_keys && s.ops->row_lanes(to.rows, ld, to.count, size, s.key_type, memory)) {
+      to.lanes = memory;
+      memory += ceil_div(to.count, 16) * lane_floats(size);
+    }
+    return to;
   };
-  convert(Role::kQ, s.query_type, s.d, ld_q, memory);
-  if (s.has_qv()) convert(Role::kQV, s.type, s.d_v, ld_qv, memory + lanes.count * s.padded_d);
+  q = convert(Role::kQ, s.query_type, s.d, s.padded_d);
+  if (s.has_qv()) qv = convert(Role::kQV, s.type, s.d_v, s.padded_dv);
 }
 
 void add_value_products(const RowProblem& a, int64_t n, float* row_scores, const float* products) {
@@ -118,7 +122,7 @@ int64_t least_tile_rows(DType type, DType key_type) {
     case DType::kF16:
       return 7;
     default:
-      return kRowPathRows + 1;  // a float32 is three parts
+      return kTileQueries + 1;  // a float32 is three parts
   }
 }
 
@@ -209,7 +213,7 @@ class RowPass {
   int64_t bytes() const { return size_of(s_.key_type); }
   RowStep step_from(int64_t j, int64_t head) const;
   void find_keys(const RowStep& step, int which);
-  void dots_of(const RowStep& step, const float* q, int64_t ld_q, const uint32_t* tiles, bool with_values,
+  void dots_of(const RowStep& step, const FewRows& q, const uint32_t* tiles, bool with_values,
                float* scores) const;
   bool dots_as_rows(const RowStep& step, const uint32_t* tiles, bool with_values, float* scores) const;
   void tile_dots(const uint32_t* tiles, bool with_values) const;
@@ -218,7 +222,7 @@ class RowPass {
   bool weigh_tiles(const RowStep& step);
   void weights_as_rows(const RowStep& step) const;
   void turn_columns(const Work& work, bool to_tiles) const;
-  float* tile_scores() const { return t_.scores + 2 * kRowPathRows * kBlockKeys; }
+  float* tile_scores() const { return t_.scores + 2 * kTileQueries * kBlockKeys; }
 
   const Staging& s_;
   SeenBlocks& blocks_;
@@ -250,7 +254,7 @@ RowPass::RowPass(const Staging& staging, const ScoreTerms& terms, SeenBlocks& bl
   for (size_t x = 0; x < heads.size(); ++x) {
     const RowHead& head = *heads[x];
     float* memory = t_.row_heads + static_cast<int64_t>(x) * head_size;
-    float* o = memory + rows() * RowQueries::size(s_);
+    float* o = memory + row_query_floats(s_, rows());
     auto* tiles = reinterpret_cast<uint32_t*>(o + result_rows * ld_o);
     std::fill_n(o, result_rows * ld_o, 0.0f);
     head.out.reset_sums();
@@ -265,9 +269,9 @@ RowPass::RowPass(const Staging& staging, const ScoreTerms& terms, SeenBlocks& bl
     work.problem.second_row = s_.ops->tile_second_row(rows(), s_.type);
     const RowQueries& q = work.queries;
     uint32_t* value_tiles = tiles + tile_query_words(s_.d);
-    if (s_.ops->tile_queries(q.q, q.ld_q, rows(), s_.d, s_.type, s_.key_type, tiles)) work.tiles = tiles;
-    if (q.qv != nullptr &&
-        s_.ops->tile_queries(q.qv, q.ld_qv, rows(), s_.d_v, s_.type, s_.key_type, value_tiles)) {
+    if (s_.ops->tile_queries(q.q.rows, q.q.ld, rows(), s_.d, s_.type, s_.key_type, tiles)) work.tiles = tiles;
+    if (q.qv.rows != nullptr &&
+        s_.ops->tile_queries(q.qv.rows, q.qv.ld, rows(), s_.d_v, s_.type, s_.key_type, value_tiles)) {
       work.value_tiles = value_tiles;
     }
   }
@@ -327,8 +331,8 @@ bool RowPass::dots_as_rows(const RowStep& step, const uint32_t* tiles, bool with
 }
 
 /// Products of queries with k, or with v, of a step; those with k prefetch v.
-void RowPass::dots_of(const RowStep& step, const float* q, int64_t ld_q, const uint32_t* tiles,
-                      bool with_values, float* scores) const {
+void RowPass::dots_of(const RowStep& step, const FewRows& q, const uint32_t* tiles, bool with_values,
+                      float* scores) const {
   const Work& work = at(step);
   const tile::Range& range = step.block.keys;
   const KeyRows& rows_of = with_values ? work.values : work.keys;
@@ -342,8 +346,8 @@ void RowPass::dots_of(const RowStep& step, const float* q, int64_t ld_q, const u
                             ahead = {work.values.row(j), work.values.stride() * bytes(),
                                      work.values.run(j, n), s_.d_v * bytes()};
                           }
-                          s_.ops->row_dots(q, ld_q, rows(), run.data, s_.key_type, run.stride, n, size,
-                                           scores + x, kBlockKeys, ahead);
+                          s_.ops->row_dots(q, run.data, s_.key_type, run.stride, n, size, scores + x,
+                                           kBlockKeys, ahead);
                         });
 }
 
@@ -363,10 +367,10 @@ void RowPass::dots(const RowStep& step) {
 void RowPass::scores_as_rows(const RowStep& step) const {
   const Work& work = at(step);
   const RowQueries& queries = work.queries;
-  dots_of(step, queries.q, queries.ld_q, work.tiles, false, t_.scores);
-  if (queries.qv == nullptr) return;
-  float* products = t_.scores + kRowPathRows * kBlockKeys;
-  dots_of(step, queries.qv, queries.ld_qv, work.value_tiles, true, products);
+  dots_of(step, queries.q, work.tiles, false, t_.scores);
+  if (queries.qv.rows == nullptr) return;
+  float* products = t_.scores + rows() * kBlockKeys;
+  dots_of(step, queries.qv, work.value_tiles, true, products);
   add_value_products(work.problem, step.block.keys.size(), t_.scores, products);
 }
 
@@ -375,7 +379,7 @@ bool RowPass::takes_whole_tiles(const RowStep& step) const {
   const Work& work = at(step);
   const RowBlock& block = step.block;
   if (work.tiles == nullptr || rows() <= kFewTileRows || block.keys.size() % kTileStep != 0 ||
-      work.queries.qv != nullptr)
+      work.queries.qv.rows != nullptr)
     return false;
   const RowProblem& a = work.problem;
   if (a.terms.programs.program_of(block.seen) != nullptr) return false;
@@ -428,7 +432,7 @@ void RowPass::turn_columns(const Work& work, bool to_tiles) const {
 void RowPass::weights_as_rows(const RowStep& step) const {
   const RowProblem& a = at(step).problem;
   const RowQueries& queries = at(step).queries;
-  dots_of(step, queries.q, queries.ld_q, nullptr, false, t_.scores);
+  dots_of(step, queries.q, nullptr, false, t_.scores);
   for (int64_t r = 0; r < rows(); ++r) {
     s_.ops->row_exp2(t_.scores + r * kBlockKeys, step.block.keys.size(), a.terms.factor_of(a.group),
                      a.out.row_max[r]);

@@ -31,17 +31,17 @@ inline constexpr int64_t kMinSplitKeys = 1024;
 // Results of splits that are kept at a time: 25 KB each at head size 128. Where there would be more, a tile goes through its splits
 // itself.
 inline constexpr int64_t kMostSplitResults = 1024;
-// Up to this many rows, dot products along the head size are faster than lanes along the queries, of which a panel has 48.
 // Programs of expressions hold four rows of a block.
-inline constexpr int64_t kRowPathRows = 16;
 inline constexpr int64_t kProgramRows = 4;
+// More than 16 rows are put in order for so many keys at least: a panel is ready in a microsecond less, and a key takes 20 to 90 ns more.
+inline constexpr int64_t kShortRows = 16;
+inline constexpr int64_t kLongKeys = 256;
 // A step of few rows reads so many bytes of K and as many of V: with the next step's, on their way, they fit a first-level cache of
 // 48 KB, and the step's other costs are spread over 32 keys or more.
 inline constexpr int64_t kRowStepBytes = 16 << 10;
 inline constexpr int64_t kLeastRowStepKeys = 32;
 // Few rows of so many key heads at most go through the keys together: each has 30 KB of queries and results.
 inline constexpr int64_t kMostRowHeads = 16;
-static_assert(kRowPathRows <= kTileQueries);
 // Where `sees` leaves a part of a block, its ends are left out in steps of whole reduction steps of AMX.
 inline constexpr int64_t kSeenStep = 32;
 
@@ -114,8 +114,8 @@ struct Schedule {
     tiles = std::max<int64_t>(1, ceil_div(all_panels, panels));  // tile 0 also clears unused rows
     panels = std::max<int64_t>(1, ceil_div(all_panels, tiles));
     const bool scales = p.expressions && p.expressions->score;
-    row_path =
-        rows <= (p.expressions ? kProgramRows : kRowPathRows) && (p.scale > 0 || scales) && p.dropout == 0;
+    const int64_t few = p.seqlen_k < kLongKeys ? std::min(kShortRows, ops.few_rows) : ops.few_rows;
+    row_path = rows <= (p.expressions ? kProgramRows : few) && (p.scale > 0 || scales) && p.dropout == 0;
     if (row_path) heads = heads_together(p, options.num_threads);
   }
 
@@ -158,14 +158,21 @@ struct Partial {
   }
 };
 
+/// Floats of the queries of few rows.
+inline int64_t row_query_floats(const Staging& s, int64_t rows) {
+  const int64_t values = s.has_qv() ? s.padded_dv : 0;
+  const bool on_lanes = s.ops->row_lanes != nullptr && rows >= kLeastLaneRows;
+  const int64_t lanes = on_lanes ? ceil_div(rows, 16) * (lane_floats(s.d) + lane_floats(values)) : 0;
+  return rows * (s.padded_d + values) + lanes;
+}
+
 /// Floats of one key head of a few rows: queries, also as tiles, and results.
 inline int64_t row_head_size(const Staging& s, int64_t rows) {
-  const int64_t values = s.has_qv() ? s.d_v : 0;
   const bool on_tiles = s.ops->tile_queries != nullptr;
-  const int64_t most = std::min(kRowPathRows, rows),
-                tiles = on_tiles ? tile_query_words(s.d) + tile_query_words(values) : 0;
+  const int64_t tiles = on_tiles ? tile_query_words(s.d) + tile_query_words(s.has_qv() ? s.d_v : 0) : 0;
+  const int64_t most = std::min(s.ops->few_rows, rows);
   const int64_t results = on_tiles ? kTileQueries * tile_row_size(s.d_v) : most * s.padded_dv;
-  return most * (s.padded_d + round_up(values, 16)) + results + tiles;
+  return row_query_floats(s, most) + results + tiles;
 }
 
 /// Blocks of keys and values as bfloat16 parts, where a table attends to such.
@@ -261,7 +268,9 @@ struct ThreadScratch {
     const int64_t results = schedule.panels * schedule.heads * Partial::size(s, schedule.few_rows());
     partials = memory.take<float>(results);
     next_partials = memory.take<float>(schedule.in_turn ? results : 0);
-    scores = memory.take<float>(std::max<int64_t>(block * kPanel, kAttendScratch));
+    // Of few rows: products with k, products with v, and at last those that tiles leave.
+    const int64_t score_rows = std::max<int64_t>(kPanel, 2 * std::min(schedule.few_rows(), kMostLaneRows));
+    scores = memory.take<float>(std::max<int64_t>(block * score_rows, kAttendScratch));
     weights = memory.take<float>(block * kPanel / 2);
     keys = memory.take<float>(s.rows_size(block, s.score_words()));
     values = memory.take<float>(s.columns_size(block, s.d_v));
@@ -510,13 +519,11 @@ struct RowProblem {
       0;  ///< how far behind each row of o another one belongs to its result; 0: there is none
 };
 
-/// Queries of a few rows in float32, side by side in rows of whole vectors.
+/// Queries of a few rows in float32, side by side in rows of whole vectors, and on lanes where the table has such products.
 struct RowQueries {
-  const float *q, *qv;  ///< qv: null where queries meet no values
-  int64_t ld_q, ld_qv;
+  FewRows q, qv;  ///< qv: without rows where queries meet no values
 
-  static int64_t size(const Staging& s) { return s.padded_d + (s.has_qv() ? s.padded_dv : 0); }
-  /// Of the rows of `lanes`, in size() floats a row from `memory` on.
+  /// Of the rows of `lanes`, in row_query_floats() from `memory` on.
   RowQueries(const Staging& s, const Group& group, const Lanes& lanes, float* memory);
 };
 

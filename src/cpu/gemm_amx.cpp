@@ -116,6 +116,11 @@ const Ops* amx_bf16_ops() {
         8;  // as many bytes of Q and O in bfloat16 and float32 as elsewhere, and 2 MB of second-level cache
     ops.scores = scores;
     ops.scores_and_term = nullptr;  // its products are tiles
+    // Few rows of any type that tiles do not take; VDPBF16PS is slower than multiply-adds there.
+    ops.few_rows = kTileQueries;
+    ops.row_lanes = avx512_ops()->row_lanes;
+    ops.row_dots = avx512_ops()->row_dots;
+    ops.row_sums = avx512_ops()->row_sums;
     ops.accumulate = accumulate;
     ops.update = update;
     ops.attend = attend_amx;

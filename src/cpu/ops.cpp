@@ -12,7 +12,9 @@
 #include "cpu/ops_dropout-inl.hpp"
 #include "cpu/ops_products-inl.hpp"
 #include "cpu/ops_program-inl.hpp"
+#include "cpu/ops_row_elements-inl.hpp"
 #include "cpu/ops_rows-inl.hpp"
+#include "cpu/ops_rows_lanes-inl.hpp"
 #include "cpu/ops_softmax-inl.hpp"
 #include "cpu/ops_terms-inl.hpp"
 #include "cpu/ops_tiles-inl.hpp"
@@ -61,8 +63,14 @@ constexpr Ops make_ops(const char* name) {
   ops.to_float = to_float_any;
   ops.from_float = from_float_any;
   ops.interleave = interleave;
-  ops.row_dots = row_dots;
-  ops.row_sums = row_sums;
+#if HWY_TARGET == HWY_AVX3
+  ops.few_rows = kMostLaneRows;
+  ops.row_lanes = row_lanes<Words>;
+#else
+  ops.few_rows = 16;
+#endif
+  ops.row_dots = row_dots<Words>;
+  ops.row_sums = row_sums<Words>;
   ops.row_max = row_max;
   ops.row_exp2 = row_exp2;
   return ops;

@@ -47,6 +47,22 @@ struct Ahead {
   int64_t row_bytes = 0;
 };
 
+/// Rows of queries in float32 that meet keys.
+struct FewRows {
+  const float* rows;
+  int64_t ld;
+  int64_t count;
+  const float* lanes =
+      nullptr;  ///< the same as row_lanes() wrote them for keys of the type they meet, or null
+};
+inline constexpr int64_t kMostLaneRows = 48;
+/// With fewer rows half of the lanes would have nothing to do.
+inline constexpr int64_t kLeastLaneRows = 5;
+/// Of up to 16 rows; those that follow lie behind them.
+constexpr int64_t lane_floats(int64_t size) {
+  return (size + 31) / 32 * 32 * 16;
+}
+
 /// Rows that lie evenly, `stride` bytes apart: kGroupRows neighbours, or what is left of them.
 struct RowGroup {
   const char* first;
@@ -317,11 +333,15 @@ struct Ops {
   // Few queries: the speed of memory is the limit, K and V are read once. Each pass also prefetches the rows
   // that the next pass reads (`ahead`), so that memory is always busy.
 
-  /// s[q][j] = dot(q[q], k[j]): float32 rows q[num_q][ldq], n rows of `k` with elements of `type` and row
-  /// stride ldk; row stride of s lds.
-  void (*row_dots)(const float* q, int64_t ldq, int64_t num_q, const void* k, DType type, int64_t ldk,
-                   int64_t n, int64_t d, float* s, int64_t lds, Ahead ahead);
-  /// o[q][c] += sum_j p[q][j] * v[j][c].
+  /// Queries of a key head that are few: up to so many go through the keys as rows, more as panels.
+  int64_t few_rows;
+  /// Or null: writes rows of `size` elements as FewRows::lanes for keys of `key_type`, lane_floats(size) for each 16. False where
+  /// row_dots() takes the rows as they are.
+  bool (*row_lanes)(const float* rows, int64_t ld, int64_t count, int64_t size, DType key_type, float* lanes);
+  /// s[q][j] = dot(q[q], k[j]): n rows of `k` with elements of `type` and row stride ldk, n at most 128; row stride of s lds.
+  void (*row_dots)(const FewRows& q, const void* k, DType type, int64_t ldk, int64_t n, int64_t d, float* s,
+                   int64_t lds, Ahead ahead);
+  /// o[q][c] += sum_j p[q][j] * v[j][c], n at most 128.
   void (*row_sums)(const float* p, int64_t ldp, int64_t num_q, const void* v, DType type, int64_t ldv,
                    int64_t n, int64_t d, float* o, int64_t ldo, Ahead ahead);
 

@@ -36,6 +36,12 @@ struct Bf16Words {
     asm("vdpbf16ps %2, %1, %0" : "+v"(acc.raw) : "v"(a.raw), "v"(b.raw));
     return acc;
   }
+  /// Elements of `low`, then of `high`, rounded to nearest even.
+  static HWY_INLINE hn::Vec<DU> rounded(V low, V high) {
+    hn::Vec<DU> pairs;
+    asm("vcvtne2ps2bf16 %1, %2, %0" : "=v"(pairs.raw) : "v"(low.raw), "v"(high.raw));
+    return pairs;
+  }
 };
 #endif
 

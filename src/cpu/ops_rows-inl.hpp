@@ -12,102 +12,12 @@
 #include <limits>
 #include <type_traits>
 
-#include "cpu/ops_tiles-inl.hpp"
-#include "cpu/ops_vectors-inl.hpp"
+#include "cpu/ops_row_elements-inl.hpp"
+#include "cpu/ops_rows_lanes-inl.hpp"
 
 HWY_BEFORE_NAMESPACE();
 namespace fovea::cpu {
 namespace HWY_NAMESPACE {
-
-/// Prefetches the row of `ahead` that has turn r, in cache lines of 64 bytes. Rows of four parts take turns: where rows of a head are side by side,
-/// those of a step are four pages, whose look-ups overlap.
-constexpr int64_t kLine = 64;
-HWY_INLINE void fetch(const Ahead& ahead, int64_t r) {
-  constexpr int64_t kParts = 4;
-  if (r >= ahead.rows) return;
-  const int64_t place = ahead.rows % kParts == 0 ? r % kParts * (ahead.rows / kParts) + r / kParts : r;
-  const char* row = ahead.data + place * ahead.stride_bytes;
-  for (int64_t byte = 0; byte < ahead.row_bytes; byte += kLine) __builtin_prefetch(row + byte, 0, 2);
-}
-
-/// The lines of each row that pass `pass` of so many fetches: memory is to be busy in all of them.
-HWY_INLINE Ahead part_of(const Ahead& ahead, int64_t pass, int64_t passes) {
-  const int64_t lines = (ahead.row_bytes + kLine - 1) / kLine;
-  const int64_t begin = lines * pass / passes * kLine, end = lines * (pass + 1) / passes * kLine;
-  return {ahead.data + begin, ahead.stride_bytes, begin < end ? ahead.rows : 0, end - begin};
-}
-
-/// Two vectors of a row as float32. 32 bfloat16 come as (even, odd) elements: one shift and one mask, no
-/// shuffles; the float32 operands are de-interleaved to match, once a pass. Few instructions per cache line
-/// let the out-of-order window reach over the next page, which keeps memory busy.
-template <class T>
-struct TwoVectors {
-  static constexpr float kFactor = 1;  ///< what values() are to be multiplied by
-  static HWY_INLINE void values(const T* p, V& a, V& b) {
-    a = load_as_float(p);
-    b = load_as_float(p + kLanes);
-  }
-  static HWY_INLINE void load(const float* p, V& a, V& b) {
-    a = hn::LoadU(D(), p);
-    b = hn::LoadU(D(), p + kLanes);
-  }
-  static HWY_INLINE void store(V a, V b, float* p) {
-    hn::StoreU(a, D(), p);
-    hn::StoreU(b, D(), p + kLanes);
-  }
-};
-#if HWY_TARGET != HWY_SCALAR
-/// Vectors of even and of odd elements.
-struct EvenAndOdd {
-  static constexpr float kFactor = 1;
-  static HWY_INLINE void load(const float* p, V& a, V& b) { hn::LoadInterleaved2(D(), p, a, b); }
-  static HWY_INLINE void store(V a, V b, float* p) { hn::StoreInterleaved2(a, b, D(), p); }
-};
-template <>
-struct TwoVectors<Bf16> : EvenAndOdd {
-  static HWY_INLINE void values(const Bf16* p, V& a, V& b) {
-    const auto words =
-        hn::BitCast(DU(), hn::LoadU(hn::Repartition<uint8_t, D>(), reinterpret_cast<const uint8_t*>(p)));
-    a = hn::BitCast(D(), hn::ShiftLeft<16>(words));
-    b = hn::BitCast(D(), hn::And(words, hn::Set(DU(), 0xffff0000u)));
-  }
-};
-#endif
-
-#if HWY_TARGET != HWY_SCALAR && HWY_TARGET != HWY_EMU128
-/// A float8_e4m3fn that is a number: its bits, moved, are the float16 that is 256 times smaller.
-struct E4M3Number : E4M3 {};
-template <>
-struct TwoVectors<E4M3Number> : EvenAndOdd {
-  static constexpr float kFactor = 256;
-  static HWY_INLINE void values(const E4M3Number* p, V& a, V& b) {
-    const hn::Rebind<int16_t, D> pairs;
-    const auto both = hn::LoadU(pairs, reinterpret_cast<const int16_t*>(p));
-    const auto half = [&](auto high) HWY_ATTR {
-      const auto bits = hn::And(hn::ShiftRight<1>(high), hn::Set(pairs, static_cast<int16_t>(0xbf80)));
-      return hn::PromoteTo(D(), hn::BitCast(DH(), bits));
-    };
-    a = half(hn::ShiftLeft<8>(both));
-    b = half(both);
-  }
-};
-
-/// Whether some of n rows of d float8_e4m3fn is NaN.
-bool any_nan(const E4M3* rows, int64_t ld, int64_t n, int64_t d) {
-  const hn::ScalableTag<uint8_t> bytes;
-  const auto size = hn::Set(bytes, 0x7f);
-  auto largest = hn::Zero(bytes);
-  constexpr auto kBytes = static_cast<int64_t>(hn::MaxLanes(bytes));
-  bool nan = false;
-  for (int64_t j = 0; j < n; ++j) {
-    const auto* row = reinterpret_cast<const uint8_t*>(rows + j * ld);
-    int64_t c = 0;
-    for (; c + kBytes <= d; c += kBytes) largest = hn::Max(largest, hn::And(hn::LoadU(bytes, row + c), size));
-    for (; c < d; ++c) nan = nan || (row[c] & 0x7f) == 0x7f;
-  }
-  return nan || !hn::AllFalse(bytes, hn::Eq(largest, size));
-}
-#endif
 
 /// s[r][j] (+)= dot(q[r], k[j]) over P pairs of vectors, q in registers.
 template <class T, int R, int P>
@@ -267,7 +177,7 @@ HWY_INLINE void sums_strip(const float* p, int64_t ldp, const T* v, int64_t ldv,
                            int64_t ldo, const Ahead& ahead) {
   const D d;
   V acc[R][2 * P];
-#pragma GCC unroll 4
+#pragma GCC unroll 8
   for (int r = 0; r < R; ++r) {
 #pragma GCC unroll 4
     for (int x = 0; x < P; ++x)
@@ -279,7 +189,7 @@ HWY_INLINE void sums_strip(const float* p, int64_t ldp, const T* v, int64_t ldv,
     for (int x = 0; x < P; ++x) {
       V a, b;
       TwoVectors<T>::values(v + j * ldv + 2 * x * kLanes, a, b);
-#pragma GCC unroll 4
+#pragma GCC unroll 8
       for (int r = 0; r < R; ++r) {
         const V weight = hn::Set(d, p[r * ldp + j] * TwoVectors<T>::kFactor);
         acc[r][2 * x] = hn::MulAdd(a, weight, acc[r][2 * x]);
@@ -287,7 +197,7 @@ HWY_INLINE void sums_strip(const float* p, int64_t ldp, const T* v, int64_t ldv,
       }
     }
   }
-#pragma GCC unroll 4
+#pragma GCC unroll 8
   for (int r = 0; r < R; ++r) {
 #pragma GCC unroll 4
     for (int x = 0; x < P; ++x)
@@ -297,15 +207,16 @@ HWY_INLINE void sums_strip(const float* p, int64_t ldp, const T* v, int64_t ldv,
 
 template <class T, int R>
 void sums(const float* p, int64_t ldp, const T* v, int64_t ldv, int64_t n, int64_t size, float* o,
-          int64_t ldo, Ahead ahead) {
-  constexpr int kPairs = R == 4 ? 2 : 4;
+          int64_t ldo, const Ahead& ahead) {
+  constexpr int kPairs = R == 8 ? 1 : R == 4 ? 2 : 4;
   constexpr int64_t kWide = 2 * kPairs * kLanes, kNarrow = 2 * kLanes;
-  int64_t c = 0;
-  for (; c + kWide <= size; c += kWide, ahead.rows = 0) {
-    sums_strip<T, R, kPairs>(p, ldp, v + c, ldv, n, o + c, ldo, ahead);
+  const int64_t strips = size / kWide + size % kWide / kNarrow;
+  int64_t c = 0, strip = 0;
+  for (; c + kWide <= size; c += kWide) {
+    sums_strip<T, R, kPairs>(p, ldp, v + c, ldv, n, o + c, ldo, part_of(ahead, strip++, strips));
   }
-  for (; c + kNarrow <= size; c += kNarrow, ahead.rows = 0) {
-    sums_strip<T, R, 1>(p, ldp, v + c, ldv, n, o + c, ldo, ahead);
+  for (; c + kNarrow <= size; c += kNarrow) {
+    sums_strip<T, R, 1>(p, ldp, v + c, ldv, n, o + c, ldo, part_of(ahead, strip++, strips));
   }
   for (; c < size; ++c) {
     for (int r = 0; r < R; ++r) {
@@ -316,54 +227,91 @@ void sums(const float* p, int64_t ldp, const T* v, int64_t ldv, int64_t n, int64
   }
 }
 
-/// Calls pass(rows, first, ahead) for the rows of q four at a time, then two, then one; `rows` is a constant.
-template <class Pass>
-HWY_INLINE void for_each_rows(int64_t num_q, const Ahead& ahead, Pass&& pass) {
-  const int64_t passes = num_q / 4 + (num_q % 4 + 1) / 2;
-  int64_t r = 0, i = 0;
-  for (; r + 4 <= num_q; r += 4) pass(std::integral_constant<int, 4>(), r, part_of(ahead, i++, passes));
-  for (; r + 2 <= num_q; r += 2) pass(std::integral_constant<int, 2>(), r, part_of(ahead, i++, passes));
-  for (; r < num_q; ++r) pass(std::integral_constant<int, 1>(), r, part_of(ahead, i++, passes));
-}
+// Rows whose sums of 32 columns stay in registers.
+constexpr int kSumRows = HWY_TARGET == HWY_AVX3 ? 8 : 4;
 
+#if HWY_TARGET == HWY_AVX3
+/// o[r] += sum over j of p[r][j] * v[j], each element of v made a float once for all rows. Returns to how many columns it added.
 template <class T>
-void dots_rows(const float* q, int64_t ldq, int64_t num_q, const void* k, int64_t ldk, int64_t n, int64_t d,
-               float* s, int64_t lds, const Ahead& ahead) {
-  for_each_rows(num_q, ahead, [&](auto rows, int64_t r, const Ahead& part) {
-    dots<T, rows()>(q + r * ldq, ldq, static_cast<const T*>(k), ldk, n, d, s + r * lds, lds, part);
-  });
+int64_t sums_of_floats(const float* p, int64_t ldp, int64_t rows, const T* v, int64_t ldv, int64_t n,
+                       int64_t size, float* o, int64_t ldo, const Ahead& ahead) {
+  constexpr int64_t kKeys = 32, kColumns = kUnitsAtOnce * kUnit;  // 16 KB stay in a first-level cache
+  const int64_t whole = size / kUnit * kUnit;
+  const V factor = hn::Set(D(), TwoVectors<T>::kFactor);
+  alignas(64) float block[kKeys * kColumns];
+  for (int64_t j = 0; j < n; j += kKeys) {
+    const int64_t keys = std::min(kKeys, n - j);
+    for (int64_t i = 0; i < keys; ++i) fetch(ahead, j + i);
+    for (int64_t c = 0; c < whole; c += kColumns) {
+      const int64_t columns = std::min(kColumns, whole - c);
+      for (int64_t i = 0; i < keys; ++i) {
+        for (int64_t x = 0; x < columns; x += kUnit) {
+          V a, b;
+          TwoVectors<T>::values(v + (j + i) * ldv + c + x, a, b);
+          TwoVectors<T>::store(hn::Mul(a, factor), hn::Mul(b, factor), block + i * kColumns + x);
+        }
+      }
+      for_each_rows<kSumRows>(rows, {}, [&](auto count, int64_t r, const Ahead&) HWY_ATTR {
+        sums<float, count()>(p + r * ldp + j, ldp, block, kColumns, keys, columns, o + r * ldo + c, ldo, {});
+      });
+    }
+  }
+  return whole;
 }
-
-template <class T>
-void sums_rows(const float* p, int64_t ldp, int64_t num_q, const void* v, int64_t ldv, int64_t n, int64_t d,
-               float* o, int64_t ldo, const Ahead& ahead) {
-  for_each_rows(num_q, ahead, [&](auto rows, int64_t r, const Ahead& part) {
-    sums<T, rows()>(p + r * ldp, ldp, static_cast<const T*>(v), ldv, n, d, o + r * ldo, ldo, part);
-  });
-}
-
-void row_dots(const float* q, int64_t ldq, int64_t num_q, const void* k, DType type, int64_t ldk, int64_t n,
-              int64_t d, float* s, int64_t lds, Ahead ahead) {
-  if (type == DType::kF16) return dots_rows<F16>(q, ldq, num_q, k, ldk, n, d, s, lds, ahead);
-  if (type == DType::kBF16) return dots_rows<Bf16>(q, ldq, num_q, k, ldk, n, d, s, lds, ahead);
-#if HWY_TARGET != HWY_SCALAR && HWY_TARGET != HWY_EMU128
-  if (type == DType::kE4M3 && !any_nan(static_cast<const E4M3*>(k), ldk, n, d))
-    return dots_rows<E4M3Number>(q, ldq, num_q, k, ldk, n, d, s, lds, ahead);
 #endif
-  if (type == DType::kE4M3) return dots_rows<E4M3>(q, ldq, num_q, k, ldk, n, d, s, lds, ahead);
-  return dots_rows<float>(q, ldq, num_q, k, ldk, n, d, s, lds, ahead);
+
+/// Calls with a value of the type of the elements of n rows of `rows`; NaN is no E4M3Number.
+template <class With>
+HWY_INLINE void with_elements(DType type, [[maybe_unused]] const void* rows, [[maybe_unused]] int64_t ld,
+                              [[maybe_unused]] int64_t n, [[maybe_unused]] int64_t size, With&& with) {
+  if (type == DType::kF16) return with(F16());
+  if (type == DType::kBF16) return with(Bf16());
+#if HWY_TARGET != HWY_SCALAR && HWY_TARGET != HWY_EMU128
+  if (type == DType::kE4M3 && !any_nan(static_cast<const E4M3*>(rows), ld, n, size))
+    return with(E4M3Number());
+#endif
+  if (type == DType::kE4M3) return with(E4M3());
+  with(float());
 }
 
+template <class Words>
+void row_dots(const FewRows& q, const void* k, DType type, int64_t ldk, int64_t n, int64_t d, float* s,
+              int64_t lds, Ahead ahead) {
+  with_elements(type, k, ldk, n, d, [&](auto element) HWY_ATTR {
+    using T = decltype(element);
+    const T* const keys = static_cast<const T*>(k);
+#if HWY_TARGET == HWY_AVX3
+    if constexpr (!std::is_same_v<T, E4M3>) {
+      if (q.lanes != nullptr) return lane_dots<T, Words>(q, keys, ldk, n, d, s, lds, ahead);
+    }
+#endif
+    for_each_rows<4>(q.count, ahead, [&](auto rows, int64_t r, const Ahead& part) HWY_ATTR {
+      dots<T, rows()>(q.rows + r * q.ld, q.ld, keys, ldk, n, d, s + r * lds, lds, part);
+    });
+  });
+}
+
+template <class Words>
 void row_sums(const float* p, int64_t ldp, int64_t num_q, const void* v, DType type, int64_t ldv, int64_t n,
               int64_t d, float* o, int64_t ldo, Ahead ahead) {
-  if (type == DType::kF16) return sums_rows<F16>(p, ldp, num_q, v, ldv, n, d, o, ldo, ahead);
-  if (type == DType::kBF16) return sums_rows<Bf16>(p, ldp, num_q, v, ldv, n, d, o, ldo, ahead);
-#if HWY_TARGET != HWY_SCALAR && HWY_TARGET != HWY_EMU128
-  if (type == DType::kE4M3 && !any_nan(static_cast<const E4M3*>(v), ldv, n, d))
-    return sums_rows<E4M3Number>(p, ldp, num_q, v, ldv, n, d, o, ldo, ahead);
+  with_elements(type, v, ldv, n, d, [&](auto element) HWY_ATTR {
+    using T = decltype(element);
+    const T* values = static_cast<const T*>(v);
+#if HWY_TARGET == HWY_AVX3
+    if (num_q >= kLeastLaneRows) {
+      int64_t done = 0;
+      if constexpr (LaneWords<T, Words>::kPairs) {
+        done = sums_of_pairs(p, ldp, num_q, values, ldv, n, d, o, ldo, ahead);
+      } else if (std::is_same_v<T, E4M3Number> && num_q > kSumRows) {
+        done = sums_of_floats(p, ldp, num_q, values, ldv, n, d, o, ldo, ahead);
+      }
+      if (done > 0) values += done, o += done, d -= done, ahead = {};
+    }
 #endif
-  if (type == DType::kE4M3) return sums_rows<E4M3>(p, ldp, num_q, v, ldv, n, d, o, ldo, ahead);
-  return sums_rows<float>(p, ldp, num_q, v, ldv, n, d, o, ldo, ahead);
+    for_each_rows<kSumRows>(num_q, ahead, [&](auto rows, int64_t r, const Ahead& part) HWY_ATTR {
+      sums<T, rows()>(p + r * ldp, ldp, values, ldv, n, d, o + r * ldo, ldo, part);
+    });
+  });
 }
 
 float row_max(const float* s, int64_t n) {

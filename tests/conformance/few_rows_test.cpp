@@ -1,4 +1,4 @@
-// Few query rows on CPUs: groups on both sides of where tiles take over from dot products, key heads that go through the keys together, and
+// Few query rows on CPUs: groups on both sides of where lanes and tiles take over from dot products, key heads that go through the keys together, and
 // numbers that are no sums of parts.
 #include <gtest/gtest.h>
 
@@ -39,6 +39,24 @@ TEST(FewRows, OfEveryGroup) {
   for (int64_t group = 1; group <= 17; ++group) expect_of_all_caches(few_rows(150, group));
 }
 
+/// Beside 256 keys and more up to 48 rows are few, 16 at a time; the last key has no neighbour in a pair.
+TEST(FewRows, OfLargeGroups) {
+  for (const int64_t group : {18, 24, 25, 32, 33, 41, 48, 49}) expect_of_all_caches(few_rows(259, group));
+}
+
+/// Rows of a head that are pages apart, and such as begin between the words of a cache line.
+TEST(FewRows, OfManyHeads) {
+  for (const int64_t heads : {16, 31}) {
+    ProblemSpec s = few_rows(70, 6);
+    s.batch = 1;
+    s.heads_kv = heads;
+    s.heads_q = heads * 6;
+    s.head_dim = heads == 16 ? 128 : 33;
+    s.head_dim_v = heads == 16 ? 128 : 97;
+    expect_of_all_caches(s);
+  }
+}
+
 /// Steps are of 32 keys, tiles of 16.
 TEST(FewRows, OverAnyNumberOfKeys) {
   for (const int64_t keys : {1, 15, 17, 31, 32, 33, 64, 127, 129, 260}) {
@@ -51,7 +69,7 @@ TEST(FewRows, OfEveryHeadSize) {
   constexpr std::array<std::array<int64_t, 2>, 7> kSizes = {
       {{1, 8}, {24, 40}, {63, 65}, {72, 136}, {128, 128}, {192, 80}, {256, 256}}};
   for (const auto& [size, size_v] : kSizes) {
-    ProblemSpec s = few_rows(70, 9);
+    ProblemSpec s = few_rows(70, size % 16 == 0 ? 9 : 6);
     s.head_dim = size;
     s.head_dim_v = size_v;
     expect_of_all_caches(s);
@@ -148,6 +166,17 @@ TEST(FewRows, OfNumbersThatAreNotFiniteAndThatAllSee) {
         });
       }
     }
+  }
+}
+
+/// The last of an odd number of keys: a product of pairs meets it beside nothing.
+TEST(FewRows, OfALastValueThatIsNotFinite) {
+  for (const int64_t group : {6, 16, 20}) {
+    expect_conformance_of_all_types(few_rows(261, group), forward_only(), [&](OwnedProblem& x) {
+      std::vector<double> values = x[Role::kV].values();
+      values[static_cast<size_t>(x.key_row(0, 260) * x.spec.head_dim_v + 5)] = kUnbounded;
+      x[Role::kV].assign(values);
+    });
   }
 }
 

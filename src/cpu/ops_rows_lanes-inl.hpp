@@ -1,0 +1,394 @@
+// Products of some rows of queries with keys, from five rows on: a lane belongs to a row, as in panels, so that no sum of lanes is left, and an
+// element of k is converted once for all rows.
+//
+//   for each 16 keys
+//     for each word w of their rows
+//       S^T[key][lane] += k[key][w] * q^T[w][lane]      k is broadcast from memory
+//     the rows of S are those of S^T, transposed
+//
+// Up to eight rows have two lanes each: those of neighbouring words.
+//
+// Included once per instruction set of ops.cpp: the guard lets it in again for each.
+#if defined(FOVEA_CPU_OPS_ROWS_LANES_INL_HPP) == defined(HWY_TARGET_TOGGLE)
+#ifdef FOVEA_CPU_OPS_ROWS_LANES_INL_HPP
+#undef FOVEA_CPU_OPS_ROWS_LANES_INL_HPP
+#else
+#define FOVEA_CPU_OPS_ROWS_LANES_INL_HPP
+#endif
+
+#include <algorithm>
+#include <cstring>
+#include <type_traits>
+
+#include "cpu/ops_products-inl.hpp"
+#include "cpu/ops_row_elements-inl.hpp"
+#include "cpu/transpose_words.hpp"
+
+HWY_BEFORE_NAMESPACE();
+namespace fovea::cpu {
+namespace HWY_NAMESPACE {
+#if HWY_TARGET == HWY_AVX3
+
+constexpr int64_t kLaneKeys = 16;    // sums of so many keys stay in registers
+constexpr int64_t kUnit = 32;        // elements that are converted at a time
+constexpr int64_t kUnitsAtOnce = 4;  // 16 rows of so many units, as floats 8 KB, stay in a first-level cache
+constexpr int64_t kPairKeys = 64;    // and so many as bfloat16, 16 KB
+
+/// Words of numbers that bfloat16 holds: those of `odd` are the upper halves.
+HWY_INLINE V pairs_of(V even, V odd) {
+  const DU d;
+  const auto upper = hn::Set(d, 0xffff0000u);
+  return hn::BitCast(D(), hn::OrAnd(hn::ShiftRight<16>(hn::BitCast(d, even)), hn::BitCast(d, odd), upper));
+}
+
+/// What a product takes of rows of `size` elements of type T: `Words` where it takes T as it is, else floats.
+template <class T, class Words>
+struct LaneWords {
+  static constexpr bool kPairs =
+      std::is_same_v<Words, Bf16Words> && (std::is_same_v<T, Bf16> || std::is_same_v<T, E4M3Number>);
+  using Product = std::conditional_t<kPairs, Bf16Words, FloatWords>;
+  static constexpr int64_t kOfUnit = kPairs ? kUnit / 2 : kUnit;
+  static constexpr bool kInPlace = std::is_same_v<T, float> || (kPairs && std::is_same_v<T, Bf16>);
+
+  /// The words of `size` elements, zeros up to a multiple of kUnit. Floats are in the order of TwoVectors.
+  static HWY_INLINE void of_row(const T* row, int64_t size, float* words) {
+    for (int64_t c = 0; c < size; c += kUnit, words += kOfUnit) {
+      if (size - c >= kUnit) {
+        of_unit(row + c, words);
+      } else {
+        T padded[kUnit] = {};
+        std::copy_n(row + c, size - c, padded);
+        of_unit(padded, words);
+      }
+    }
+  }
+
+ private:
+  static HWY_INLINE void of_unit(const T* unit, float* words) {
+    if constexpr (kPairs && std::is_same_v<T, Bf16>) {
+      std::memcpy(words, unit, kUnit * sizeof(T));
+    } else {
+      V a, b;
+      TwoVectors<T>::values(unit, a, b);
+      if constexpr (kPairs) {
+        hn::StoreU(pairs_of(a, b), D(), words);
+      } else {
+        hn::StoreU(a, D(), words);
+        hn::StoreU(b, D(), words + kLanes);
+      }
+    }
+  }
+};
+
+/// Whether rows begin in one set of a first-level cache, which has room for eight to twelve lines.
+template <class T>
+HWY_INLINE bool in_one_set(int64_t ld) {
+  constexpr int64_t kSetBytes = 4096;
+  return ld * static_cast<int64_t>(sizeof(T)) % kSetBytes == 0;
+}
+
+/// Lanes that each of up to 16 rows has: its neighbouring words.
+constexpr int64_t lanes_of_row(int64_t rows) {
+  return rows > kLanes / 2 ? 1 : 2;
+}
+
+/// 16 words of each row, transposed: a vector of word w of all rows, or of words 2 w and 2 w + 1. The rows are kUnit floats apart.
+HWY_INLINE void store_on_lanes(const float* rows, int64_t share, float* lanes) {
+  alignas(64) float turned[16 * kLanes];
+  transpose_block(rows, kUnit, share == 1 ? lanes : turned, kLanes);
+  if (share == 1) return;
+  const __m512i both = _mm512_setr_epi32(0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
+  for (int64_t w = 0; w < 16; w += 2) {
+    const __m512 first = _mm512_load_ps(turned + w * kLanes),
+                 second = _mm512_load_ps(turned + (w + 1) * kLanes);
+    _mm512_storeu_ps(lanes + w / 2 * kLanes, _mm512_permutex2var_ps(first, both, second));
+  }
+}
+
+/// `lanes` of up to 16 rows, for keys of type T.
+template <class T, class Words>
+void rows_on_lanes(const float* rows, int64_t ld, int64_t count, int64_t size, float* lanes) {
+  using W = LaneWords<T, Words>;
+  const int64_t share = lanes_of_row(count);
+  alignas(64) float words[kLanes * kUnit] = {};
+  for (int64_t c = 0; c < size; c += kUnit) {
+    const int64_t left = std::min(kUnit, size - c);
+    for (int64_t r = 0; r < count; ++r) {
+      float elements[kUnit] = {};
+      for (int64_t x = 0; x < left; ++x) elements[x] = rows[r * ld + c + x] * TwoVectors<T>::kFactor;
+      float* const to = words + r * kUnit;
+      if constexpr (W::kPairs) {
+        narrow(elements, kUnit, reinterpret_cast<Bf16*>(to));
+      } else {
+        V a, b;
+        TwoVectors<T>::load(elements, a, b);
+        hn::StoreU(a, D(), to);
+        hn::StoreU(b, D(), to + kLanes);
+      }
+    }
+    for (int64_t w = 0; w < W::kOfUnit; w += 16, lanes += 16 / share * kLanes)
+      store_on_lanes(words + w, share, lanes);
+  }
+}
+
+/// kShare words at p, over and over.
+template <int kShare>
+HWY_INLINE V broadcast_words(const char* p) {
+  if constexpr (kShare == 1) {
+    return broadcast_word(reinterpret_cast<const float*>(p));
+  } else {
+    double two;
+    std::memcpy(&two, p, sizeof(two));
+    return hn::BitCast(D(), hn::Set(hn::Repartition<double, D>(), two));
+  }
+}
+
+/// sum[key] += the products of `words` words of 16 keys, `stride` bytes apart. Meanwhile rows [turn, turn + 16) of `ahead` are fetched.
+template <class Product, int kShare>
+HWY_INLINE void multiply_lanes(const float* HWY_RESTRICT lanes, const char* HWY_RESTRICT k, int64_t stride,
+                               int64_t words, V* HWY_RESTRICT sum, const Ahead& ahead, int64_t turn) {
+  constexpr int64_t kBytes = kShare * static_cast<int64_t>(sizeof(float));
+  // Four rows each: what is between them takes no register.
+  const char* four[4] = {k, k + 4 * stride, k + 8 * stride, k + 12 * stride};
+  const int64_t steps = words / kShare;
+  for (int64_t part = 0; part < kLaneKeys; ++part) {
+    fetch(ahead, turn + part);
+    for (int64_t w = steps * part / kLaneKeys; w < steps * (part + 1) / kLaneKeys; ++w) {
+      const V q = hn::LoadU(D(), lanes);
+      lanes += kLanes;
+#pragma GCC unroll 4
+      for (int g = 0; g < 4; ++g) {
+#pragma GCC unroll 4
+        for (int i = 0; i < 4; ++i)
+          sum[4 * g + i] =
+              Product::multiply_add(broadcast_words<kShare>(four[g] + i * stride), q, sum[4 * g + i]);
+        four[g] += kBytes;
+      }
+    }
+  }
+}
+
+/// Row r of s is lane r of `sum`, or the sum of lanes 2 r and 2 r + 1.
+template <int kShare>
+HWY_INLINE void store_lanes(const V* sum, int64_t rows, int64_t keys, float* s, int64_t lds) {
+  __m512i lanes[kLaneKeys];
+#pragma GCC unroll 16
+  for (int i = 0; i < kLaneKeys; ++i) lanes[i] = _mm512_castps_si512(sum[i].raw);
+  transpose_words(lanes);
+  const auto mask = static_cast<__mmask16>((1u << keys) - 1);
+#pragma GCC unroll 16
+  for (int r = 0; r < kLanes / kShare; ++r) {
+    if (r >= rows) break;
+    __m512 row = _mm512_castsi512_ps(lanes[kShare * r]);
+    if constexpr (kShare == 2) row = _mm512_add_ps(row, _mm512_castsi512_ps(lanes[2 * r + 1]));
+    _mm512_mask_storeu_ps(s + r * lds, mask, row);
+  }
+}
+
+/// Rows of 16 keys, or fewer, as products take them: those of kUnitsAtOnce units at a time.
+template <class T, class Words>
+class LaneKeys {
+  using W = LaneWords<T, Words>;
+
+ public:
+  static constexpr int64_t kPart = kUnitsAtOnce * kUnit;
+  using Product = typename W::Product;
+
+  LaneKeys(const T* k, int64_t ld, int64_t size)
+      : k_(k), ld_(ld), size_(size), in_place_(W::kInPlace && size % kUnit == 0 && !in_one_set<T>(ld)) {}
+
+  /// The next are rows [first, first + count).
+  HWY_INLINE void start(int64_t first, int64_t count) {
+    first_ = first;
+    count_ = count;
+    part_ = -1;
+    if (count < kLaneKeys) std::fill_n(words_, kLaneKeys * kWordsOfPart, 0.0f);
+  }
+  /// Finds the words of the part from element c on.
+  HWY_INLINE void find(int64_t c) {
+    const T* const rows = k_ + first_ * ld_ + c;
+    if (in_place_ && count_ == kLaneKeys) {
+      data = reinterpret_cast<const char*>(rows);
+      stride = ld_ * static_cast<int64_t>(sizeof(T));
+    } else if (c != part_) {
+      for (int64_t i = 0; i < count_; ++i)
+        W::of_row(rows + i * ld_, std::min(kPart, size_ - c), words_ + i * kWordsOfPart);
+      data = reinterpret_cast<const char*>(words_);
+      stride = kWordsOfPart * static_cast<int64_t>(sizeof(float));
+      part_ = c;
+    }
+    words = (std::min(kPart, size_ - c) + kUnit - 1) / kUnit * W::kOfUnit;
+  }
+  static constexpr int64_t words_before(int64_t c) { return c / kUnit * W::kOfUnit; }
+
+  const char* data = nullptr;  ///< of the first row
+  int64_t stride = 0;          ///< in bytes
+  int64_t words = 0;           ///< of a row
+
+ private:
+  static constexpr int64_t kWordsOfPart = kUnitsAtOnce * W::kOfUnit;
+  const T* k_;
+  int64_t ld_, size_, first_ = 0, count_ = 0;
+  int64_t part_ = -1;  ///< whose words are in words_
+  bool in_place_;
+  alignas(64) float words_[kLaneKeys * kWordsOfPart];
+};
+
+/// Scores of up to 16 rows with the keys that `keys` started with.
+template <int kShare, class Keys>
+HWY_INLINE void block_dots(const float* lanes, int64_t rows, Keys& keys, int64_t n, int64_t size, float* s,
+                           int64_t lds, Ahead ahead, int64_t turn) {
+  V sum[kLaneKeys];
+#pragma GCC unroll 16
+  for (V& x : sum) x = hn::Zero(D());
+  for (int64_t c = 0; c < size; c += Keys::kPart, ahead.rows = 0) {
+    keys.find(c);
+    multiply_lanes<typename Keys::Product, kShare>(lanes + Keys::words_before(c) / kShare * kLanes, keys.data,
+                                                   keys.stride, keys.words, sum, ahead, turn);
+  }
+  store_lanes<kShare>(sum, rows, n, s, lds);
+}
+
+template <class T, class Words>
+void lane_dots(const FewRows& q, const T* k, int64_t ldk, int64_t n, int64_t size, float* s, int64_t lds,
+               const Ahead& ahead) {
+  LaneKeys<T, Words> keys(k, ldk, size);
+  const int64_t groups = (q.count + kLanes - 1) / kLanes;
+  for (int64_t j = 0; j < n; j += kLaneKeys) {
+    const int64_t count = std::min(kLaneKeys, n - j);
+    keys.start(j, count);
+    for (int64_t g = 0; g < groups; ++g) {
+      const int64_t first = g * kLanes, rows = std::min<int64_t>(kLanes, q.count - first);
+      const float* const lanes = q.lanes + g * lane_floats(size);
+      const Ahead part = part_of(ahead, g, groups);
+      float* const to = s + first * lds + j;
+      if (lanes_of_row(rows) == 1) {
+        block_dots<1>(lanes, rows, keys, count, size, to, lds, part, j);
+      } else {
+        block_dots<2>(lanes, rows, keys, count, size, to, lds, part, j);
+      }
+    }
+  }
+}
+
+/// Calls with<T>() for the type of keys of q, where rows of that type lie on lanes.
+template <class With>
+HWY_INLINE bool with_lanes(DType type, With&& with) {
+  switch (type) {
+    case DType::kF32:
+      with(float());
+      return true;
+    case DType::kF16:
+      with(F16());
+      return true;
+    case DType::kBF16:
+      with(Bf16());
+      return true;
+    case DType::kE4M3:
+      with(E4M3Number());
+      return true;
+    default:
+      return false;
+  }
+}
+
+template <class Words>
+bool row_lanes(const float* rows, int64_t ld, int64_t count, int64_t size, DType key_type, float* lanes) {
+  if (count < kLeastLaneRows) return false;
+  return with_lanes(key_type, [&](auto t) HWY_ATTR {
+    for (int64_t r = 0; r < count; r += kLanes, lanes += lane_floats(size))
+      rows_on_lanes<decltype(t), Words>(rows + r * ld, ld, std::min<int64_t>(kLanes, count - r), size, lanes);
+  });
+}
+
+/// o[r] += sum over j of p[r][j] * v[j] in 32 columns, the weights of two keys a word: ceil(n / 2) of each row.
+template <int R>
+HWY_INLINE void pair_sums_strip(const uint32_t* p, int64_t ldp, const Bf16* v, int64_t ldv, int64_t n,
+                                float* o, int64_t ldo, const Ahead& ahead) {
+  using T = TwoVectors<Bf16>;
+  const DU words;
+  const auto upper = hn::Set(words, 0xffff0000u), lower = hn::Set(words, 0x0000ffffu);
+  V even[R], odd[R];
+#pragma GCC unroll 8
+  for (int r = 0; r < R; ++r) T::load(o + r * ldo, even[r], odd[r]);
+  for (int64_t j = 0; j < n; j += 2) {
+    fetch(ahead, j);
+    fetch(ahead, j + 1);
+    const auto row = [&](int64_t key) HWY_ATTR {
+      return hn::LoadU(words, reinterpret_cast<const uint32_t*>(v + key * ldv));
+    };
+    const auto a = row(j), b = j + 1 < n ? row(j + 1) : hn::Zero(words);
+    const V of_even = hn::BitCast(D(), hn::OrAnd(hn::ShiftLeft<16>(b), a, lower));
+    const V of_odd = hn::BitCast(D(), hn::OrAnd(hn::ShiftRight<16>(a), b, upper));
+#pragma GCC unroll 8
+    for (int r = 0; r < R; ++r) {
+      const V weights = hn::BitCast(D(), hn::Set(words, p[r * ldp + j / 2]));
+      even[r] = Bf16Words::multiply_add(of_even, weights, even[r]);
+      odd[r] = Bf16Words::multiply_add(of_odd, weights, odd[r]);
+    }
+  }
+#pragma GCC unroll 8
+  for (int r = 0; r < R; ++r) T::store(even[r], odd[r], o + r * ldo);
+}
+
+/// The same of all rows and `size` columns, a multiple of 32.
+HWY_INLINE void pair_sums(const uint32_t* p, int64_t ldp, int64_t rows, const Bf16* v, int64_t ldv, int64_t n,
+                          int64_t size, float* o, int64_t ldo, const Ahead& ahead) {
+  const int64_t strips = size / kUnit;
+  for (int64_t strip = 0; strip < strips; ++strip) {
+    const Ahead part = part_of(ahead, strip, strips);
+    const Bf16* const columns = v + strip * kUnit;
+    float* const to = o + strip * kUnit;
+    for_each_rows<8>(rows, part, [&](auto count, int64_t r, const Ahead& of_rows) HWY_ATTR {
+      pair_sums_strip<count()>(p + r * ldp, ldp, columns, ldv, n, to + r * ldo, ldo, of_rows);
+    });
+  }
+}
+
+/// Weights for keys of type T, two a word, zeros up to a multiple of 32.
+template <class T>
+HWY_INLINE void pair_weights(const float* p, int64_t n, uint32_t* words) {
+  const V factor = hn::Set(D(), TwoVectors<T>::kFactor);
+  for (int64_t j = 0; j < n; j += kUnit, words += kLanes) {
+    const auto weights = [&](int64_t first) HWY_ATTR {
+      const auto there = hn::FirstN(D(), static_cast<size_t>(std::clamp<int64_t>(n - first, 0, kLanes)));
+      return hn::Mul(hn::MaskedLoad(there, D(), p + first), factor);
+    };
+    hn::StoreU(Bf16Words::rounded(weights(j), weights(j + kLanes)), DU(), words);
+  }
+}
+
+/// Returns to how many columns it added.
+template <class T>
+int64_t sums_of_pairs(const float* p, int64_t ldp, int64_t rows, const T* v, int64_t ldv, int64_t n,
+                      int64_t size, float* o, int64_t ldo, const Ahead& ahead) {
+  constexpr int64_t kWeights = kAttendKeys / 2, kColumns = kUnitsAtOnce * kUnit;
+  const int64_t whole = size / kUnit * kUnit;
+  alignas(64) uint32_t weights[kMostLaneRows * kWeights];
+  for (int64_t r = 0; r < rows; ++r) pair_weights<T>(p + r * ldp, n, weights + r * kWeights);
+  if constexpr (std::is_same_v<T, Bf16>) {
+    pair_sums(weights, kWeights, rows, v, ldv, n, whole, o, ldo, ahead);
+  } else {
+    using W = LaneWords<T, Bf16Words>;
+    alignas(64) float words[kPairKeys * kColumns / 2];
+    for (int64_t j = 0; j < n; j += kPairKeys) {
+      const int64_t keys = std::min(kPairKeys, n - j);
+      for (int64_t i = 0; i < keys; ++i) fetch(ahead, j + i);
+      for (int64_t c = 0; c < whole; c += kColumns) {
+        const int64_t columns = std::min(kColumns, whole - c);
+        for (int64_t i = 0; i < keys; ++i)
+          W::of_row(v + (j + i) * ldv + c, columns, words + i * kColumns / 2);
+        pair_sums(weights + j / 2, kWeights, rows, reinterpret_cast<const Bf16*>(words), kColumns, keys,
+                  columns, o + c, ldo, {});
+      }
+    }
+  }
+  return whole;
+}
+
+#endif
+}  // namespace HWY_NAMESPACE
+}  // namespace fovea::cpu
+HWY_AFTER_NAMESPACE();
+
+#endif  // FOVEA_CPU_OPS_ROWS_LANES_INL_HPP
