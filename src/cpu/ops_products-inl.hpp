@@ -25,6 +25,7 @@ HWY_INLINE V broadcast_word(const float* word) {
 
 /// One float per word.
 struct FloatWords {
+  static constexpr bool kPairs = false;
   static HWY_INLINE V multiply_add(V a, V b, V acc) { return hn::MulAdd(a, b, acc); }
 };
 
@@ -32,9 +33,16 @@ struct FloatWords {
 /// A pair of bfloat16 per word: VDPBF16PS. Written as asm so that it needs no compiler target of its own; runs
 /// only where CPUID reports AVX512_BF16.
 struct Bf16Words {
+  static constexpr bool kPairs = true;
   static HWY_INLINE V multiply_add(V a, V b, V acc) {
     asm("vdpbf16ps %2, %1, %0" : "+v"(acc.raw) : "v"(a.raw), "v"(b.raw));
     return acc;
+  }
+  /// Of numbers that bfloat16 holds.
+  static HWY_INLINE V pairs_of(V even, V odd) {
+    const DU d;
+    const auto upper = hn::Set(d, 0xffff0000u);
+    return hn::BitCast(D(), hn::OrAnd(hn::ShiftRight<16>(hn::BitCast(d, even)), hn::BitCast(d, odd), upper));
   }
   /// Elements of `low`, then of `high`, rounded to nearest even.
   static HWY_INLINE hn::Vec<DU> rounded(V low, V high) {

@@ -208,7 +208,8 @@ HWY_INLINE void sums_strip(const float* p, int64_t ldp, const T* v, int64_t ldv,
 template <class T, int R>
 void sums(const float* p, int64_t ldp, const T* v, int64_t ldv, int64_t n, int64_t size, float* o,
           int64_t ldo, const Ahead& ahead) {
-  constexpr int kPairs = R == 8 ? 1 : R == 4 ? 2 : 4;
+  // So many pairs of vectors of each row stay in registers: 16 of 32, or 8 of 16.
+  constexpr int kPairs = std::max(1, (HWY_TARGET == HWY_AVX2 ? 4 : 8) / R);
   constexpr int64_t kWide = 2 * kPairs * kLanes, kNarrow = 2 * kLanes;
   const int64_t strips = size / kWide + size % kWide / kNarrow;
   int64_t c = 0, strip = 0;
@@ -230,7 +231,7 @@ void sums(const float* p, int64_t ldp, const T* v, int64_t ldv, int64_t n, int64
 // Rows whose sums of 32 columns stay in registers.
 constexpr int kSumRows = HWY_TARGET == HWY_AVX3 ? 8 : 4;
 
-#if HWY_TARGET == HWY_AVX3
+#if HWY_TARGET != HWY_SCALAR && HWY_TARGET != HWY_EMU128
 /// o[r] += sum over j of p[r][j] * v[j], each element of v made a float once for all rows. Returns to how many columns it added.
 template <class T>
 int64_t sums_of_floats(const float* p, int64_t ldp, int64_t rows, const T* v, int64_t ldv, int64_t n,
@@ -245,7 +246,7 @@ int64_t sums_of_floats(const float* p, int64_t ldp, int64_t rows, const T* v, in
     for (int64_t c = 0; c < whole; c += kColumns) {
       const int64_t columns = std::min(kColumns, whole - c);
       for (int64_t i = 0; i < keys; ++i) {
-        for (int64_t x = 0; x < columns; x += kUnit) {
+        for (int64_t x = 0; x < columns; x += 2 * kLanes) {
           V a, b;
           TwoVectors<T>::values(v + (j + i) * ldv + c + x, a, b);
           TwoVectors<T>::store(hn::Mul(a, factor), hn::Mul(b, factor), block + i * kColumns + x);
@@ -280,7 +281,7 @@ void row_dots(const FewRows& q, const void* k, DType type, int64_t ldk, int64_t 
   with_elements(type, k, ldk, n, d, [&](auto element) HWY_ATTR {
     using T = decltype(element);
     const T* const keys = static_cast<const T*>(k);
-#if HWY_TARGET == HWY_AVX3
+#if HWY_TARGET != HWY_SCALAR && HWY_TARGET != HWY_EMU128
     if constexpr (!std::is_same_v<T, E4M3>) {
       if (q.lanes != nullptr) return lane_dots<T, Words>(q, keys, ldk, n, d, s, lds, ahead);
     }
@@ -297,7 +298,7 @@ void row_sums(const float* p, int64_t ldp, int64_t num_q, const void* v, DType t
   with_elements(type, v, ldv, n, d, [&](auto element) HWY_ATTR {
     using T = decltype(element);
     const T* values = static_cast<const T*>(v);
-#if HWY_TARGET == HWY_AVX3
+#if HWY_TARGET != HWY_SCALAR && HWY_TARGET != HWY_EMU128
     if (num_q >= kLeastLaneRows) {
       int64_t done = 0;
       if constexpr (LaneWords<T, Words>::kPairs) {

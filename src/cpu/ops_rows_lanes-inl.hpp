@@ -22,31 +22,27 @@
 
 #include "cpu/ops_products-inl.hpp"
 #include "cpu/ops_row_elements-inl.hpp"
-#include "cpu/transpose_words.hpp"
 
 HWY_BEFORE_NAMESPACE();
 namespace fovea::cpu {
 namespace HWY_NAMESPACE {
-#if HWY_TARGET == HWY_AVX3
+#if HWY_TARGET != HWY_SCALAR && HWY_TARGET != HWY_EMU128
 
-constexpr int64_t kLaneKeys = 16;    // sums of so many keys stay in registers
+constexpr int64_t kRowLanes = 16;  // of a group of rows
+constexpr int kLaneVectors = static_cast<int>(kRowLanes) / kLanes;
+constexpr int64_t kLaneKeys = 16;    // of a block
 constexpr int64_t kUnit = 32;        // elements that are converted at a time
 constexpr int64_t kUnitsAtOnce = 4;  // 16 rows of so many units, as floats 8 KB, stay in a first-level cache
-constexpr int64_t kPairKeys = 64;    // and so many as bfloat16, 16 KB
+static_assert(kUnit % (2 * kLanes) == 0);
 
-/// Words of numbers that bfloat16 holds: those of `odd` are the upper halves.
-HWY_INLINE V pairs_of(V even, V odd) {
-  const DU d;
-  const auto upper = hn::Set(d, 0xffff0000u);
-  return hn::BitCast(D(), hn::OrAnd(hn::ShiftRight<16>(hn::BitCast(d, even)), hn::BitCast(d, odd), upper));
-}
+// Keys whose sums stay in registers: 16 of 32, or 8 of 16, and as many chains as two pipes need.
+constexpr int kSumKeys = HWY_TARGET == HWY_AVX3 ? 16 : 4;
 
 /// What a product takes of rows of `size` elements of type T: `Words` where it takes T as it is, else floats.
 template <class T, class Words>
 struct LaneWords {
-  static constexpr bool kPairs =
-      std::is_same_v<Words, Bf16Words> && (std::is_same_v<T, Bf16> || std::is_same_v<T, E4M3Number>);
-  using Product = std::conditional_t<kPairs, Bf16Words, FloatWords>;
+  static constexpr bool kPairs = Words::kPairs && (std::is_same_v<T, Bf16> || std::is_same_v<T, E4M3Number>);
+  using Product = std::conditional_t<kPairs, Words, FloatWords>;
   static constexpr int64_t kOfUnit = kPairs ? kUnit / 2 : kUnit;
   static constexpr bool kInPlace = std::is_same_v<T, float> || (kPairs && std::is_same_v<T, Bf16>);
 
@@ -68,13 +64,15 @@ struct LaneWords {
     if constexpr (kPairs && std::is_same_v<T, Bf16>) {
       std::memcpy(words, unit, kUnit * sizeof(T));
     } else {
-      V a, b;
-      TwoVectors<T>::values(unit, a, b);
-      if constexpr (kPairs) {
-        hn::StoreU(pairs_of(a, b), D(), words);
-      } else {
-        hn::StoreU(a, D(), words);
-        hn::StoreU(b, D(), words + kLanes);
+      for (int64_t c = 0; c < kUnit; c += 2 * kLanes) {
+        V a, b;
+        TwoVectors<T>::values(unit + c, a, b);
+        if constexpr (kPairs) {
+          hn::StoreU(Words::pairs_of(a, b), D(), words + c / 2);
+        } else {
+          hn::StoreU(a, D(), words + c);
+          hn::StoreU(b, D(), words + c + kLanes);
+        }
       }
     }
   }
@@ -89,19 +87,19 @@ HWY_INLINE bool in_one_set(int64_t ld) {
 
 /// Lanes that each of up to 16 rows has: its neighbouring words.
 constexpr int64_t lanes_of_row(int64_t rows) {
-  return rows > kLanes / 2 ? 1 : 2;
+  return rows > kRowLanes / 2 ? 1 : 2;
 }
 
-/// 16 words of each row, transposed: a vector of word w of all rows, or of words 2 w and 2 w + 1. The rows are kUnit floats apart.
+/// 16 words of each row, transposed: kRowLanes of word w of all rows, or of words 2 w and 2 w + 1. The rows are kUnit floats apart.
 HWY_INLINE void store_on_lanes(const float* rows, int64_t share, float* lanes) {
-  alignas(64) float turned[16 * kLanes];
-  transpose_block(rows, kUnit, share == 1 ? lanes : turned, kLanes);
-  if (share == 1) return;
-  const __m512i both = _mm512_setr_epi32(0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
-  for (int64_t w = 0; w < 16; w += 2) {
-    const __m512 first = _mm512_load_ps(turned + w * kLanes),
-                 second = _mm512_load_ps(turned + (w + 1) * kLanes);
-    _mm512_storeu_ps(lanes + w / 2 * kLanes, _mm512_permutex2var_ps(first, both, second));
+  if (share == 1) return transpose_block(rows, kUnit, lanes, kRowLanes);
+  alignas(64) float turned[kRowLanes * kRowLanes];
+  transpose_block(rows, kUnit, turned, kRowLanes);
+  for (int64_t w = 0; w < kRowLanes; w += 2) {
+    for (int64_t r = 0; r < kRowLanes / 2; ++r) {
+      lanes[w / 2 * kRowLanes + 2 * r] = turned[w * kRowLanes + r];
+      lanes[w / 2 * kRowLanes + 2 * r + 1] = turned[(w + 1) * kRowLanes + r];
+    }
   }
 }
 
@@ -110,7 +108,7 @@ template <class T, class Words>
 void rows_on_lanes(const float* rows, int64_t ld, int64_t count, int64_t size, float* lanes) {
   using W = LaneWords<T, Words>;
   const int64_t share = lanes_of_row(count);
-  alignas(64) float words[kLanes * kUnit] = {};
+  alignas(64) float words[kRowLanes * kUnit] = {};
   for (int64_t c = 0; c < size; c += kUnit) {
     const int64_t left = std::min(kUnit, size - c);
     for (int64_t r = 0; r < count; ++r) {
@@ -120,13 +118,15 @@ void rows_on_lanes(const float* rows, int64_t ld, int64_t count, int64_t size, f
       if constexpr (W::kPairs) {
         narrow(elements, kUnit, reinterpret_cast<Bf16*>(to));
       } else {
-        V a, b;
-        TwoVectors<T>::load(elements, a, b);
-        hn::StoreU(a, D(), to);
-        hn::StoreU(b, D(), to + kLanes);
+        for (int64_t x = 0; x < kUnit; x += 2 * kLanes) {
+          V a, b;
+          TwoVectors<T>::load(elements + x, a, b);
+          hn::StoreU(a, D(), to + x);
+          hn::StoreU(b, D(), to + x + kLanes);
+        }
       }
     }
-    for (int64_t w = 0; w < W::kOfUnit; w += 16, lanes += 16 / share * kLanes)
+    for (int64_t w = 0; w < W::kOfUnit; w += kRowLanes, lanes += kRowLanes / share * kRowLanes)
       store_on_lanes(words + w, share, lanes);
   }
 }
@@ -143,46 +143,80 @@ HWY_INLINE V broadcast_words(const char* p) {
   }
 }
 
-/// sum[key] += the products of `words` words of 16 keys, `stride` bytes apart. Meanwhile rows [turn, turn + 16) of `ahead` are fetched.
+using LaneSums = V[kLaneVectors];  ///< of one key
+
+/// sums[key] += the products of `words` words of kSumKeys keys, `stride` bytes apart. Meanwhile as many rows of `ahead`, from `turn` on,
+/// are fetched.
 template <class Product, int kShare>
 HWY_INLINE void multiply_lanes(const float* HWY_RESTRICT lanes, const char* HWY_RESTRICT k, int64_t stride,
-                               int64_t words, V* HWY_RESTRICT sum, const Ahead& ahead, int64_t turn) {
+                               int64_t words, LaneSums* HWY_RESTRICT sums, const Ahead& ahead, int64_t turn) {
   constexpr int64_t kBytes = kShare * static_cast<int64_t>(sizeof(float));
+  constexpr int kFours = kSumKeys / 4;
   // Four rows each: what is between them takes no register.
-  const char* four[4] = {k, k + 4 * stride, k + 8 * stride, k + 12 * stride};
+  const char* four[kFours];
+  for (int g = 0; g < kFours; ++g) four[g] = k + 4 * g * stride;
+  LaneSums sum[kSumKeys];
+#pragma GCC unroll 16
+  for (int i = 0; i < kSumKeys; ++i) {
+#pragma GCC unroll 4
+    for (int v = 0; v < kLaneVectors; ++v) sum[i][v] = sums[i][v];
+  }
   const int64_t steps = words / kShare;
-  for (int64_t part = 0; part < kLaneKeys; ++part) {
+  for (int64_t part = 0; part < kSumKeys; ++part) {
     fetch(ahead, turn + part);
-    for (int64_t w = steps * part / kLaneKeys; w < steps * (part + 1) / kLaneKeys; ++w) {
-      const V q = hn::LoadU(D(), lanes);
-      lanes += kLanes;
+    for (int64_t w = steps * part / kSumKeys; w < steps * (part + 1) / kSumKeys; ++w) {
+      V q[kLaneVectors];
 #pragma GCC unroll 4
-      for (int g = 0; g < 4; ++g) {
+      for (int v = 0; v < kLaneVectors; ++v) q[v] = hn::LoadU(D(), lanes + v * kLanes);
+      lanes += kRowLanes;
 #pragma GCC unroll 4
-        for (int i = 0; i < 4; ++i)
-          sum[4 * g + i] =
-              Product::multiply_add(broadcast_words<kShare>(four[g] + i * stride), q, sum[4 * g + i]);
+      for (int g = 0; g < kFours; ++g) {
+#pragma GCC unroll 4
+        for (int i = 0; i < 4; ++i) {
+          const V key = broadcast_words<kShare>(four[g] + i * stride);
+#pragma GCC unroll 4
+          for (int v = 0; v < kLaneVectors; ++v)
+            sum[4 * g + i][v] = Product::multiply_add(key, q[v], sum[4 * g + i][v]);
+        }
         four[g] += kBytes;
       }
     }
   }
+#pragma GCC unroll 16
+  for (int i = 0; i < kSumKeys; ++i) {
+#pragma GCC unroll 4
+    for (int v = 0; v < kLaneVectors; ++v) sums[i][v] = sum[i][v];
+  }
 }
 
-/// Row r of s is lane r of `sum`, or the sum of lanes 2 r and 2 r + 1.
+/// Row r of s is lane r of `sums`, or the sum of lanes 2 r and 2 r + 1.
 template <int kShare>
-HWY_INLINE void store_lanes(const V* sum, int64_t rows, int64_t keys, float* s, int64_t lds) {
+HWY_INLINE void store_lanes(const LaneSums* sums, int64_t rows, int64_t keys, float* s, int64_t lds) {
+#if HWY_TARGET == HWY_AVX3
   __m512i lanes[kLaneKeys];
 #pragma GCC unroll 16
-  for (int i = 0; i < kLaneKeys; ++i) lanes[i] = _mm512_castps_si512(sum[i].raw);
+  for (int i = 0; i < kLaneKeys; ++i) lanes[i] = _mm512_castps_si512(sums[i][0].raw);
   transpose_words(lanes);
   const auto mask = static_cast<__mmask16>((1u << keys) - 1);
 #pragma GCC unroll 16
-  for (int r = 0; r < kLanes / kShare; ++r) {
+  for (int r = 0; r < kRowLanes / kShare; ++r) {
     if (r >= rows) break;
     __m512 row = _mm512_castsi512_ps(lanes[kShare * r]);
     if constexpr (kShare == 2) row = _mm512_add_ps(row, _mm512_castsi512_ps(lanes[2 * r + 1]));
     _mm512_mask_storeu_ps(s + r * lds, mask, row);
   }
+#else
+  alignas(64) float lanes[kLaneKeys * kRowLanes], turned[kRowLanes * kLaneKeys];
+  for (int i = 0; i < kLaneKeys; ++i) {
+    for (int v = 0; v < kLaneVectors; ++v) hn::Store(sums[i][v], D(), lanes + i * kRowLanes + v * kLanes);
+  }
+  transpose_block(lanes, kRowLanes, turned, kLaneKeys);
+  for (int64_t r = 0; r < rows; ++r) {
+    float* const row = turned + kShare * r * kLaneKeys;
+    for (int64_t j = 0; kShare == 2 && j < kLaneKeys; ++j) row[j] += row[kLaneKeys + j];
+    std::copy_n(row, keys, s + r * lds);
+  }
+#endif
 }
 
 /// Rows of 16 keys, or fewer, as products take them: those of kUnitsAtOnce units at a time.
@@ -238,27 +272,30 @@ class LaneKeys {
 template <int kShare, class Keys>
 HWY_INLINE void block_dots(const float* lanes, int64_t rows, Keys& keys, int64_t n, int64_t size, float* s,
                            int64_t lds, Ahead ahead, int64_t turn) {
-  V sum[kLaneKeys];
+  LaneSums sums[kLaneKeys];
 #pragma GCC unroll 16
-  for (V& x : sum) x = hn::Zero(D());
+  for (LaneSums& of_key : sums)
+    for (V& x : of_key) x = hn::Zero(D());
   for (int64_t c = 0; c < size; c += Keys::kPart, ahead.rows = 0) {
     keys.find(c);
-    multiply_lanes<typename Keys::Product, kShare>(lanes + Keys::words_before(c) / kShare * kLanes, keys.data,
-                                                   keys.stride, keys.words, sum, ahead, turn);
+    for (int64_t j = 0; j < kLaneKeys; j += kSumKeys)
+      multiply_lanes<typename Keys::Product, kShare>(lanes + Keys::words_before(c) / kShare * kRowLanes,
+                                                     keys.data + j * keys.stride, keys.stride, keys.words,
+                                                     sums + j, ahead, turn + j);
   }
-  store_lanes<kShare>(sum, rows, n, s, lds);
+  store_lanes<kShare>(sums, rows, n, s, lds);
 }
 
 template <class T, class Words>
 void lane_dots(const FewRows& q, const T* k, int64_t ldk, int64_t n, int64_t size, float* s, int64_t lds,
                const Ahead& ahead) {
   LaneKeys<T, Words> keys(k, ldk, size);
-  const int64_t groups = (q.count + kLanes - 1) / kLanes;
+  const int64_t groups = (q.count + kRowLanes - 1) / kRowLanes;
   for (int64_t j = 0; j < n; j += kLaneKeys) {
     const int64_t count = std::min(kLaneKeys, n - j);
     keys.start(j, count);
     for (int64_t g = 0; g < groups; ++g) {
-      const int64_t first = g * kLanes, rows = std::min<int64_t>(kLanes, q.count - first);
+      const int64_t first = g * kRowLanes, rows = std::min(kRowLanes, q.count - first);
       const float* const lanes = q.lanes + g * lane_floats(size);
       const Ahead part = part_of(ahead, g, groups);
       float* const to = s + first * lds + j;
@@ -294,12 +331,19 @@ HWY_INLINE bool with_lanes(DType type, With&& with) {
 
 template <class Words>
 bool row_lanes(const float* rows, int64_t ld, int64_t count, int64_t size, DType key_type, float* lanes) {
-  if (count < kLeastLaneRows) return false;
+  // With 16 registers dot products of two rows take no longer, but for what each element costs to convert.
+  if (count < kLeastLaneRows || (kSumKeys < kLaneKeys && key_type != DType::kE4M3)) return false;
   return with_lanes(key_type, [&](auto t) HWY_ATTR {
-    for (int64_t r = 0; r < count; r += kLanes, lanes += lane_floats(size))
-      rows_on_lanes<decltype(t), Words>(rows + r * ld, ld, std::min<int64_t>(kLanes, count - r), size, lanes);
+    for (int64_t r = 0; r < count; r += kRowLanes, lanes += lane_floats(size))
+      rows_on_lanes<decltype(t), Words>(rows + r * ld, ld, std::min(kRowLanes, count - r), size, lanes);
   });
 }
+
+#endif
+#if HWY_TARGET == HWY_AVX3
+
+constexpr int64_t kPairKeys =
+    64;  // so many rows of kUnitsAtOnce units as bfloat16, 16 KB, stay in a first-level cache
 
 /// o[r] += sum over j of p[r][j] * v[j] in 32 columns, the weights of two keys a word: ceil(n / 2) of each row.
 template <int R>
