@@ -3,7 +3,7 @@
 
     llama.py test                      builds; ggml's own tests of FLASH_ATTN_EXT, masks of real models, foreign versions of ggml
     llama.py bench [--long]            single operations, llama-bench and logits, with and without Fovea; --long: 16,384 tokens too
-             [--rounds N] [--output FILE]
+             [--rounds N] [--rows TEXT] [--output FILE]
     llama.py --self-test               checks the counting on a few lines
 
 It needs pip, a C++ compiler, CMake and ninja; 77 MB are loaded, 3 GB are written. Other folders: --build FOLDER.
@@ -169,8 +169,8 @@ def tokens_per_second(llama, model, backend, arguments):
     return row["avg_ts"]
 
 
-def measured_model(llama, model, long, rounds):
-    """llama-bench with and without Fovea in turns, the median of each."""
+def measured_model(llama, model, long, rounds, rows_with):
+    """llama-bench with and without Fovea in turns, the median of each. `rows_with`: only rows whose names hold one of these texts."""
     jobs = [(f"prompt {n}", ["-p", str(n), "-n", "0"]) for n in [512, 4096] + [16384] * long]
     for depth in [4096] + [16384] * long:
         for cache in ("f16", "q8_0"):
@@ -178,6 +178,8 @@ def measured_model(llama, model, long, rounds):
                          ["-p", "0", "-n", "16", "-d", str(depth), "-ctk", cache, "-ctv", cache]))
     rows = []
     for name, arguments in jobs:
+        if not any(text in name for text in rows_with.split(";")):
+            continue
         rates = {"ggml": [], "fovea": []}
         for _ in range(rounds):
             rates["ggml"].append(tokens_per_second(llama, model, None, arguments))
@@ -225,7 +227,7 @@ def bench(llama, arguments):
               "software": {"llama_cpp_python": PACKAGE.rsplit("-", 1)[1]},
               "protocol": "with and without Fovea in turns, medians",
               "operations": measured_cases(llama, max(3, arguments.rounds)),
-              "llama_bench": measured_model(llama, model, arguments.long, arguments.rounds),
+              "llama_bench": measured_model(llama, model, arguments.long, arguments.rounds, arguments.rows),
               "logits": compared_logits(llama, model)}
     output = arguments.output or llama.folder / "results.json"
     output.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
@@ -248,6 +250,7 @@ def main():
     parser.add_argument("--jobs", default=str(os.cpu_count()))
     parser.add_argument("--long", action="store_true")
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--rows", default="", help="only rows of llama-bench whose names contain TEXT (or TEXT;TEXT)", metavar="TEXT")
     parser.add_argument("--output", type=pathlib.Path)
     parser.add_argument("--self-test", action="store_true")
     arguments = parser.parse_args()

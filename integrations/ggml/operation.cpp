@@ -82,18 +82,37 @@ float Operation::slope(int64_t head) const {
 
 namespace {
 
-/// Whether tiles multiply bfloat16 here (AMX), so fast that a conversion of the cache for a prompt hardly shows.
-bool tiles_multiply_bfloat16() {
-  static const bool answer = [] {
-    const char* wanted = std::getenv("FOVEA_GGML_BFLOAT16");
-    if (wanted != nullptr && std::strcmp(wanted, "0") == 0) return false;
-    for (int32_t i = 0; i < fovea_backend_count(); ++i) {
-      if (std::strcmp(fovea_backend_name(i), "cpu_amx_bf16") == 0)
-        return *fovea_backend_unavailable_because(i) == '\0';
-    }
-    return false;
-  }();
-  return answer;
+bool has_backend(const char* name) {
+  for (int32_t i = 0; i < fovea_backend_count(); ++i) {
+    if (std::strcmp(fovea_backend_name(i), name) == 0) return *fovea_backend_unavailable_because(i) == '\0';
+  }
+  return false;
+}
+
+/// Whether pairs are multiplied as fast as numbers: on AMD's processors, not on Intel's.
+bool vectors_multiply_bfloat16_fast() {
+#if defined(__x86_64__)
+  return __builtin_cpu_is("amd") && has_backend("cpu_avx512_bf16");
+#else
+  return false;
+#endif
+}
+
+/// From how many rows on a conversion to bfloat16 takes less time than it saves.
+struct Bfloat16 {
+  int64_t least_of_short;        ///< over a cache of 16 bits
+  int64_t least_of_expressions;  ///< the same where scores have expressions
+  int64_t least_of_quantised;    ///< over a cache that is converted anyway
+};
+
+Bfloat16 bfloat16_here() {
+  constexpr int64_t kNever = std::numeric_limits<int64_t>::max();
+  const char* const wanted = std::getenv("FOVEA_GGML_BFLOAT16");
+  const bool allowed = wanted == nullptr || std::strcmp(wanted, "0") != 0;
+  // Rows of float16 below these are few for Fovea, which takes them to parts or to float32 as it reads them.
+  if (allowed && has_backend("cpu_amx_bf16")) return {17, kFewRowsOfExpressions + 1, 1};
+  if (allowed && vectors_multiply_bfloat16_fast()) return {33, kFewRowsOfExpressions + 1, 1};
+  return {kNever, kNever, kNever};
 }
 
 }  // namespace
@@ -102,8 +121,10 @@ ggml_type computed_type(const Operation& a, bool has_expressions) {
   const ggml_type k = a.k->type, v = a.v->type;
   const bool is_quantised = ggml_is_quantized(k) && ggml_is_quantized(v);
   const bool is_short = k != GGML_TYPE_F32 && v != GGML_TYPE_F32;
-  const int64_t few = has_expressions ? kFewRowsOfExpressions : kFewRows;
-  if ((is_quantised || (is_short && a.rows() > few)) && tiles_multiply_bfloat16()) return GGML_TYPE_BF16;
+  static const Bfloat16 bfloat16 = bfloat16_here();
+  const int64_t least = has_expressions ? bfloat16.least_of_expressions : bfloat16.least_of_short;
+  if (is_quantised && a.rows() >= bfloat16.least_of_quantised) return GGML_TYPE_BF16;
+  if (is_short && a.rows() >= least) return GGML_TYPE_BF16;
   const bool native = k == GGML_TYPE_F16 || k == GGML_TYPE_BF16;
   return native && v == k ? k : GGML_TYPE_F32;
 }

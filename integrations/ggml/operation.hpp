@@ -32,12 +32,13 @@ struct Operation {
   float slope(int64_t head) const;
 };
 
-/// Rows up to which Fovea goes through float16 without tiles, and those whose scores have expressions.
-inline constexpr int64_t kFewRows = 16, kFewRowsOfExpressions = 4;
+/// Rows up to which Fovea's way for few rows takes such whose scores have expressions.
+inline constexpr int64_t kFewRowsOfExpressions = 4;
 
 /// The type that Fovea computes in. More rows than few over a cache of at most 16 bits, and any over a quantised one: bfloat16, where
-/// tiles multiply that (AMX), unless the environment has FOVEA_GGML_BFLOAT16=0. Else that of a cache of float16, bfloat16 or float32,
-/// and float32 of any other. A cache of another type is converted a part at a time. `has_expressions`: a mask that is no band, or softcap.
+/// the processor multiplies that fast (AMX, and AVX512-BF16 of AMD), unless the environment has FOVEA_GGML_BFLOAT16=0. Else that of a
+/// cache of float16, bfloat16 or float32, and float32 of any other. A cache of another type is converted a part at a time.
+/// `has_expressions`: a mask that is no band, or softcap.
 ggml_type computed_type(const Operation& operation, bool has_expressions);
 
 /// Why the node is left to ggml, in words; null when Fovea takes it.

@@ -282,7 +282,7 @@ void row_dots(const FewRows& q, const void* k, DType type, int64_t ldk, int64_t 
     using T = decltype(element);
     const T* const keys = static_cast<const T*>(k);
 #if HWY_TARGET != HWY_SCALAR && HWY_TARGET != HWY_EMU128
-    if constexpr (!std::is_same_v<T, E4M3>) {
+    if constexpr (kOnLanes<T> && !std::is_same_v<T, E4M3>) {
       if (q.lanes != nullptr) return lane_dots<T, Words>(q, keys, ldk, n, d, s, lds, ahead);
     }
 #endif

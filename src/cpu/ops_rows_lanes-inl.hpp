@@ -38,6 +38,10 @@ static_assert(kUnit % (2 * kLanes) == 0);
 // Keys whose sums stay in registers: 16 of 32, or 8 of 16, and as many chains as two pipes need.
 constexpr int kSumKeys = HWY_TARGET == HWY_AVX3 ? 16 : 4;
 
+/// With 16 registers dot products of two rows take no longer, but for what an element of 8 bits costs to convert.
+template <class T>
+constexpr bool kOnLanes = HWY_TARGET == HWY_AVX3 || std::is_same_v<T, E4M3Number>;
+
 /// What a product takes of rows of `size` elements of type T: `Words` where it takes T as it is, else floats.
 template <class T, class Words>
 struct LaneWords {
@@ -308,35 +312,22 @@ void lane_dots(const FewRows& q, const T* k, int64_t ldk, int64_t n, int64_t siz
   }
 }
 
-/// Calls with<T>() for the type of keys of q, where rows of that type lie on lanes.
-template <class With>
-HWY_INLINE bool with_lanes(DType type, With&& with) {
-  switch (type) {
-    case DType::kF32:
-      with(float());
-      return true;
-    case DType::kF16:
-      with(F16());
-      return true;
-    case DType::kBF16:
-      with(Bf16());
-      return true;
-    case DType::kE4M3:
-      with(E4M3Number());
-      return true;
-    default:
-      return false;
+template <class T, class Words>
+bool groups_on_lanes(const float* rows, int64_t ld, int64_t count, int64_t size, float* lanes) {
+  if constexpr (kOnLanes<T>) {
+    for (int64_t r = 0; r < count; r += kRowLanes, lanes += lane_floats(size))
+      rows_on_lanes<T, Words>(rows + r * ld, ld, std::min(kRowLanes, count - r), size, lanes);
   }
+  return kOnLanes<T>;
 }
 
 template <class Words>
 bool row_lanes(const float* rows, int64_t ld, int64_t count, int64_t size, DType key_type, float* lanes) {
-  // With 16 registers dot products of two rows take no longer, but for what each element costs to convert.
-  if (count < kLeastLaneRows || (kSumKeys < kLaneKeys && key_type != DType::kE4M3)) return false;
-  return with_lanes(key_type, [&](auto t) HWY_ATTR {
-    for (int64_t r = 0; r < count; r += kRowLanes, lanes += lane_floats(size))
-      rows_on_lanes<decltype(t), Words>(rows + r * ld, ld, std::min(kRowLanes, count - r), size, lanes);
-  });
+  if (count < kLeastLaneRows) return false;
+  if (key_type == DType::kF16) return groups_on_lanes<F16, Words>(rows, ld, count, size, lanes);
+  if (key_type == DType::kBF16) return groups_on_lanes<Bf16, Words>(rows, ld, count, size, lanes);
+  if (key_type == DType::kE4M3) return groups_on_lanes<E4M3Number, Words>(rows, ld, count, size, lanes);
+  return groups_on_lanes<float, Words>(rows, ld, count, size, lanes);
 }
 
 #endif
