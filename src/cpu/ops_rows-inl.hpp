@@ -208,8 +208,8 @@ HWY_INLINE void sums_strip(const float* p, int64_t ldp, const T* v, int64_t ldv,
 template <class T, int R>
 void sums(const float* p, int64_t ldp, const T* v, int64_t ldv, int64_t n, int64_t size, float* o,
           int64_t ldo, const Ahead& ahead) {
-  // So many pairs of vectors of each row stay in registers: 16 of 32, or 8 of 16.
-  constexpr int kPairs = std::max(1, (HWY_TARGET == HWY_AVX2 ? 4 : 8) / R);
+  // So many pairs of vectors of each row stay in registers: 16 of 32, or 8 of 16; of one row what a head size of 128 has.
+  constexpr int kPairs = std::clamp((HWY_TARGET == HWY_AVX2 ? 4 : 8) / R, 1, 4);
   constexpr int64_t kWide = 2 * kPairs * kLanes, kNarrow = 2 * kLanes;
   const int64_t strips = size / kWide + size % kWide / kNarrow;
   int64_t c = 0, strip = 0;
