@@ -22,4 +22,5 @@ foreach(header hwy nlohmann)
 endforeach()
 file(REAL_PATH ${portable_headers} portable_headers)
 list(APPEND CMAKE_INCLUDE_PATH ${portable_headers})
-set(CMAKE_CXX_FLAGS_INIT "-isystem ${portable_headers}")
+# GCC 12 warns of loops over int64_t with a remainder, each of which ends long before an address overflows.
+set(CMAKE_CXX_FLAGS_INIT "-isystem ${portable_headers} -Wno-aggressive-loop-optimizations")

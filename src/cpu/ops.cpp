@@ -2,8 +2,9 @@
 // foreach_target.h includes this file again for each.
 #include "cpu/ops.hpp"
 
-// Leaves out targets that bring nothing over their neighbours here.
-#define HWY_DISABLED_TARGETS (HWY_SSSE3 | HWY_SSE4 | HWY_AVX3_DL)
+// Leaves out targets that bring nothing over their neighbours here, and those whose vectors have a size that the compiler does not know.
+#define HWY_DISABLED_TARGETS \
+  (HWY_SSSE3 | HWY_SSE4 | HWY_AVX3_DL | HWY_SVE | HWY_SVE2 | HWY_SVE_256 | HWY_SVE2_128)
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "cpu/ops.cpp"
 #include <hwy/foreach_target.h>  // IWYU pragma: keep
