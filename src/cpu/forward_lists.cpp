@@ -171,7 +171,7 @@ void ListForward::rows_forward(const Group& group, const ScoreTerms& terms, cons
   const Partial out = panel_of(t, 0);
   const RowProblem a{s, group, terms, lanes, out, t, o, ld_o};
   std::fill_n(o, rows * ld_o, 0.0f);
-  const RowQueries queries(s, group, lanes, t.q);
+  const RowQueries queries(s, group, lanes, s.type, t.q);
   ListReader list(group, query);
   for (int64_t n; (n = list.read(t.positions, kBlockKeys)) > 0;) {
     const MatrixView keys = gather(group, Role::kK, s.d, t, n), values = gather(group, Role::kV, s.d_v, t, n);

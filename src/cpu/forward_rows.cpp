@@ -23,16 +23,18 @@ static_assert(kBlockKeys == kProgramWidth && kProgramRows * kProgramWidth <= kSt
 // Scores of a block, products with the values, and behind them those as tiles leave them.
 static_assert(3 * kTileQueries <= kPanel);
 
-RowQueries::RowQueries(const Staging& s, const Group& group, const Lanes& lanes, float* memory) : q{}, qv{} {
+RowQueries::RowQueries(const Staging& s, const Group& group, const Lanes& lanes, std::optional<DType> met,
+                       float* memory)
+    : q{}, qv{} {
   // To put 16 rows on lanes takes as long as their products with 20 to 40 keys.
   constexpr int64_t kLeastLaneKeys = 64;
-  const bool many_keys = s.ops->row_lanes != nullptr && group.span.used_k >= kLeastLaneKeys;
+  const bool on_lanes = met.has_value() && s.ops->row_lanes != nullptr && group.span.used_k >= kLeastLaneKeys;
   const auto convert = [&](Role role, DType type, int64_t size, int64_t ld) {
     FewRows to{memory, ld, lanes.count};
     for (int64_t r = 0; r < to.count; ++r)
       s.ops->to_float(group.row_data(role, lanes.first_row + r), type, size, memory + r * ld);
     memory += to.count * ld;
-    if (many_keys && s.ops->row_lanes(to.rows, ld, to.count, size, s.key_type, memory)) {
+    if (on_lanes && s.ops->row_lanes(to.rows, ld, to.count, size, *met, memory)) {
       to.lanes = memory;
       memory += ceil_div(to.count, 16) * lane_floats(size);
     }
@@ -249,6 +251,7 @@ RowPass::RowPass(const Staging& staging, const ScoreTerms& terms, SeenBlocks& bl
   seen_ = {std::max(split.begin, any.begin), std::min(split.end, any.end)};
   if (on_tiles) tiles_.emplace(*s_.ops);
   step_keys_ = row_step_keys(p);
+  const std::optional<DType> met = on_tiles ? std::nullopt : std::optional(s_.key_type);
   const int64_t result_rows = tiles_ ? kTileQueries : rows();
   const int64_t ld_o = tiles_ ? tile_row_size(s_.d_v) : s_.padded_dv;
   for (size_t x = 0; x < heads.size(); ++x) {
@@ -259,7 +262,7 @@ RowPass::RowPass(const Staging& staging, const ScoreTerms& terms, SeenBlocks& bl
     std::fill_n(o, result_rows * ld_o, 0.0f);
     head.out.reset_sums();
     work_[x].emplace(Work{{s_, head.group, terms, head.lanes, head.out, t_, o, ld_o},
-                          RowQueries(s_, head.group, head.lanes, memory),
+                          RowQueries(s_, head.group, head.lanes, met, memory),
                           head.group.key_rows(Role::kK),
                           head.group.key_rows(Role::kV),
                           nullptr,

@@ -525,8 +525,10 @@ struct RowProblem {
 struct RowQueries {
   FewRows q, qv;  ///< qv: without rows where queries meet no values
 
-  /// Of the rows of `lanes`, in row_query_floats() from `memory` on.
-  RowQueries(const Staging& s, const Group& group, const Lanes& lanes, float* memory);
+  /// Of the rows of `lanes`, in row_query_floats() from `memory` on. `met`: the type of the keys that row_dots() meets, none where that is
+  /// left to tiles.
+  RowQueries(const Staging& s, const Group& group, const Lanes& lanes, std::optional<DType> met,
+             float* memory);
 };
 
 /// row_scores[r][j] = row_scores[r][j] * key_share + products[r][j] for n keys: products with k, and with v.

@@ -34,6 +34,15 @@ TEST(Lists, OfEverySize) {
   }
 }
 
+TEST(Lists, OverKeysOf8Bits) {
+  for (const int64_t group : {3, 6, 12}) {
+    ProblemSpec s = lists(5, 150, group, 140);
+    s.dlse = false;
+    s.e4m3_keys = true;
+    expect_conformance_of_all_types(s, forward_only());
+  }
+}
+
 TEST(Lists, OfManyHeads) {
   for (const int64_t group : {16, 47, 48, 49, 97, 200}) {
     ProblemSpec s = lists(4, 70, group, 90);
