@@ -1,4 +1,4 @@
-// Products of some rows of queries with keys, from five rows on: a lane belongs to a row, as in panels, so that no sum of lanes is left, and an
+// Products of five rows and more: with keys, where a lane belongs to a row, as in panels, so that no sum of lanes is left, and an
 // element of k is converted once for all rows.
 //
 //   for each 16 keys
@@ -7,6 +7,8 @@
 //     the rows of S are those of S^T, transposed
 //
 // Up to eight rows have two lanes each: those of neighbouring words.
+//
+// And where a word is a pair of bfloat16, sums of values: two keys a word, columns on lanes, eight rows at a time.
 //
 // Included once per instruction set of ops.cpp: the guard lets it in again for each.
 #if defined(FOVEA_CPU_OPS_ROWS_LANES_INL_HPP) == defined(HWY_TARGET_TOGGLE)
