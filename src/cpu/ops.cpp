@@ -11,11 +11,13 @@
 #include <hwy/highway.h>
 
 #include "cpu/ops_dropout-inl.hpp"
+#include "cpu/ops_e4m3_tables-inl.hpp"
 #include "cpu/ops_products-inl.hpp"
 #include "cpu/ops_program-inl.hpp"
 #include "cpu/ops_row_elements-inl.hpp"
 #include "cpu/ops_rows-inl.hpp"
 #include "cpu/ops_rows_lanes-inl.hpp"
+#include "cpu/ops_rows_tables-inl.hpp"
 #include "cpu/ops_softmax-inl.hpp"
 #include "cpu/ops_terms-inl.hpp"
 #include "cpu/ops_tiles-inl.hpp"
@@ -24,7 +26,8 @@ HWY_BEFORE_NAMESPACE();
 namespace fovea::cpu {
 namespace HWY_NAMESPACE {
 
-template <class Words, bool kPairs>
+/// `kTables`: elements of 8 bits are looked up where the target has such instructions.
+template <class Words, bool kPairs, bool kTables>
 constexpr Ops make_ops(const char* name) {
   Ops ops{};
   ops.name = name;
@@ -67,34 +70,36 @@ constexpr Ops make_ops(const char* name) {
   // Where more rows than these meet 256 keys or more, panels of 48 lanes take less time. On NEON that was not measured.
   ops.few_rows = HWY_TARGET == HWY_AVX3 ? 48 : HWY_TARGET == HWY_AVX2 ? 32 : 16;
 #if HWY_TARGET != HWY_SCALAR && HWY_TARGET != HWY_EMU128
-  ops.row_lanes = row_lanes<Words>;
+  ops.row_lanes = row_lanes<Words, kTables>;
 #endif
-  ops.row_dots = row_dots<Words>;
-  ops.row_sums = row_sums<Words>;
+  ops.row_dots = row_dots<Words, kTables>;
+  ops.row_sums = row_sums<Words, kTables>;
   ops.row_max = row_max;
   ops.row_exp2 = row_exp2;
   return ops;
 }
 
 // Tables are constants: code that fills one takes instructions of its target, and every processor asks for every table.
+template <bool kTables = false>
 const Ops* float_table() {
 #if HWY_TARGET == HWY_AVX3
-  static constexpr Ops kOps = make_ops<FloatWords, false>("avx512");
+  static constexpr Ops kOps = make_ops<FloatWords, false, kTables>("avx512");
 #elif HWY_TARGET == HWY_AVX2
-  static constexpr Ops kOps = make_ops<FloatWords, false>("avx2");
+  static constexpr Ops kOps = make_ops<FloatWords, false, kTables>("avx2");
 #else
-  static constexpr Ops kOps = make_ops<FloatWords, false>("neon");
+  static constexpr Ops kOps = make_ops<FloatWords, false, kTables>("neon");
 #endif
   return &kOps;
 }
 const Ops* generic_table() {
-  static constexpr Ops kOps = make_ops<FloatWords, false>("generic");
+  static constexpr Ops kOps = make_ops<FloatWords, false, false>("generic");
   return &kOps;
 }
 
 #if HWY_TARGET == HWY_AVX3
+template <bool kTables>
 const Ops* bf16_table() {
-  static constexpr Ops kOps = make_ops<Bf16Words, true>("avx512_bf16");
+  static constexpr Ops kOps = make_ops<Bf16Words, true, kTables>("avx512_bf16");
   return &kOps;
 }
 #endif
@@ -107,14 +112,28 @@ HWY_AFTER_NAMESPACE();
 namespace fovea::cpu {
 
 #if HWY_ARCH_X86
+namespace {
+
+bool has_vbmi() {
+  return __builtin_cpu_supports("avx512vbmi");
+}
+
+}  // namespace
+
 const Ops* avx2_ops() {
   return N_AVX2::float_table();
 }
 const Ops* avx512_ops() {
-  return N_AVX3::float_table();
+  return has_vbmi() ? N_AVX3::float_table<true>() : avx512_ops_without_vbmi();
+}
+const Ops* avx512_ops_without_vbmi() {
+  return N_AVX3::float_table<false>();
 }
 const Ops* avx512_bf16_ops() {
-  return N_AVX3::bf16_table();
+  return has_vbmi() ? N_AVX3::bf16_table<true>() : avx512_bf16_ops_without_vbmi();
+}
+const Ops* avx512_bf16_ops_without_vbmi() {
+  return N_AVX3::bf16_table<false>();
 }
 const Ops* neon_ops() {
   return nullptr;
@@ -130,6 +149,12 @@ const Ops* avx512_ops() {
   return nullptr;
 }
 const Ops* avx512_bf16_ops() {
+  return nullptr;
+}
+const Ops* avx512_ops_without_vbmi() {
+  return nullptr;
+}
+const Ops* avx512_bf16_ops_without_vbmi() {
   return nullptr;
 }
 const Ops* amx_bf16_ops() {

@@ -391,6 +391,9 @@ const Ops* generic_ops();
 const Ops* avx2_ops();
 const Ops* avx512_ops();
 const Ops* avx512_bf16_ops();
+/// The same as on a processor without AVX512_VBMI.
+const Ops* avx512_ops_without_vbmi();
+const Ops* avx512_bf16_ops_without_vbmi();
 const Ops* amx_bf16_ops();
 /// Float words, but for the forward of many rows, whose products are of bfloat16 parts.
 const Ops* amx_f16_ops();

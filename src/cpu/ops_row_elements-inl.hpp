@@ -87,6 +87,37 @@ struct TwoVectors<Bf16> : EvenAndOdd {
 };
 #endif
 
+#if HWY_TARGET != HWY_SCALAR
+/// The sum of the blocks of four lanes.
+template <class DV, class Vec>
+HWY_INLINE auto sum_of_blocks(DV, Vec v) {
+  if constexpr (hn::MaxLanes(DV()) <= 4) {
+    return v;
+  } else {
+    const hn::Half<DV> half;
+    return sum_of_blocks(half, hn::Add(hn::LowerHalf(half, v), hn::UpperHalf(half, v)));
+  }
+}
+
+/// The sums of the lanes of four vectors, times `factor`, side by side.
+HWY_INLINE void sums_of_four(const V* v, float factor, bool first, float* out) {
+  const D d;
+  const hn::Repartition<double, D> pairs;
+  const auto fold = [&](V a, V b) {
+    return hn::Add(hn::InterleaveLower(d, a, b), hn::InterleaveUpper(d, a, b));
+  };
+  const auto low = hn::BitCast(pairs, fold(v[0], v[1])), high = hn::BitCast(pairs, fold(v[2], v[3]));
+  // Each block of four lanes holds a part of the four sums.
+  const V parts = hn::Add(hn::BitCast(d, hn::InterleaveLower(pairs, low, high)),
+                          hn::BitCast(d, hn::InterleaveUpper(pairs, low, high)));
+  const hn::Full128<float> four;
+  auto sums = sum_of_blocks(d, parts);
+  if (factor != 1.0f) sums = hn::Mul(sums, hn::Set(four, factor));
+  if (!first) sums = hn::Add(sums, hn::LoadU(four, out));
+  hn::StoreU(sums, four, out);
+}
+#endif
+
 #if HWY_TARGET != HWY_SCALAR && HWY_TARGET != HWY_EMU128
 /// A float8_e4m3fn that is a number: its bits, moved, are the float16 that is 256 times smaller.
 struct E4M3Number : E4M3 {};

@@ -14,6 +14,7 @@
 
 #include "cpu/ops_row_elements-inl.hpp"
 #include "cpu/ops_rows_lanes-inl.hpp"
+#include "cpu/ops_rows_tables-inl.hpp"
 
 HWY_BEFORE_NAMESPACE();
 namespace fovea::cpu {
@@ -57,35 +58,6 @@ HWY_INLINE void dots_strip(const float* q, int64_t ldq, const T* k, int64_t ldk,
 }
 
 #if HWY_TARGET != HWY_SCALAR
-/// The sum of the blocks of four lanes.
-template <class DV, class Vec>
-HWY_INLINE auto sum_of_blocks(DV, Vec v) {
-  if constexpr (hn::MaxLanes(DV()) <= 4) {
-    return v;
-  } else {
-    const hn::Half<DV> half;
-    return sum_of_blocks(half, hn::Add(hn::LowerHalf(half, v), hn::UpperHalf(half, v)));
-  }
-}
-
-/// The sums of the lanes of four vectors, times `factor`, side by side.
-HWY_INLINE void sums_of_four(const V* v, float factor, bool first, float* out) {
-  const D d;
-  const hn::Repartition<double, D> pairs;
-  const auto fold = [&](V a, V b) {
-    return hn::Add(hn::InterleaveLower(d, a, b), hn::InterleaveUpper(d, a, b));
-  };
-  const auto low = hn::BitCast(pairs, fold(v[0], v[1])), high = hn::BitCast(pairs, fold(v[2], v[3]));
-  // Each block of four lanes holds a part of the four sums.
-  const V parts = hn::Add(hn::BitCast(d, hn::InterleaveLower(pairs, low, high)),
-                          hn::BitCast(d, hn::InterleaveUpper(pairs, low, high)));
-  const hn::Full128<float> four;
-  auto sums = sum_of_blocks(d, parts);
-  if (factor != 1.0f) sums = hn::Mul(sums, hn::Set(four, factor));
-  if (!first) sums = hn::Add(sums, hn::LoadU(four, out));
-  hn::StoreU(sums, four, out);
-}
-
 // Rows whose dot products with four keys stay in registers: 16 sums of 32 registers, 8 of 16.
 constexpr int kDotRows = HWY_TARGET == HWY_AVX2 ? 2 : 4;
 
@@ -232,28 +204,39 @@ void sums(const float* p, int64_t ldp, const T* v, int64_t ldv, int64_t n, int64
 constexpr int kSumRows = HWY_TARGET == HWY_AVX3 ? 8 : 4;
 
 #if HWY_TARGET != HWY_SCALAR && HWY_TARGET != HWY_EMU128
+/// A float in the order of TwoVectors<T>.
+template <class T>
+struct FloatOf {
+  float value;
+  constexpr operator float() const { return value; }
+};
+template <class T>
+struct TwoVectors<FloatOf<T>> : TwoVectors<T> {
+  static HWY_INLINE void values(const FloatOf<T>* p, V& a, V& b) {
+    const auto* const floats = reinterpret_cast<const float*>(p);
+    a = hn::LoadU(D(), floats);
+    b = hn::LoadU(D(), floats + kLanes);
+  }
+};
+
 /// o[r] += sum over j of p[r][j] * v[j], each element of v made a float once for all rows. Returns to how many columns it added.
 template <class T>
 int64_t sums_of_floats(const float* p, int64_t ldp, int64_t rows, const T* v, int64_t ldv, int64_t n,
                        int64_t size, float* o, int64_t ldo, const Ahead& ahead) {
-  constexpr int64_t kKeys = 32, kColumns = kUnitsAtOnce * kUnit;  // 16 KB stay in a first-level cache
+  constexpr int64_t kKeys = 32, kColumns = kColumnsAtOnce;  // 16 KB stay in a first-level cache
   const int64_t whole = size / kUnit * kUnit;
-  const V factor = hn::Set(D(), TwoVectors<T>::kFactor);
-  alignas(64) float block[kKeys * kColumns];
+  alignas(64) FloatOf<T> block[kKeys * kColumns];
   for (int64_t j = 0; j < n; j += kKeys) {
     const int64_t keys = std::min(kKeys, n - j);
     for (int64_t i = 0; i < keys; ++i) fetch(ahead, j + i);
     for (int64_t c = 0; c < whole; c += kColumns) {
       const int64_t columns = std::min(kColumns, whole - c);
-      for (int64_t i = 0; i < keys; ++i) {
-        for (int64_t x = 0; x < columns; x += 2 * kLanes) {
-          V a, b;
-          TwoVectors<T>::values(v + (j + i) * ldv + c + x, a, b);
-          TwoVectors<T>::store(hn::Mul(a, factor), hn::Mul(b, factor), block + i * kColumns + x);
-        }
-      }
+      for (int64_t i = 0; i < keys; ++i)
+        LaneWords<T, FloatWords>::of_row(v + (j + i) * ldv + c, columns,
+                                         reinterpret_cast<float*>(block + i * kColumns));
       for_each_rows<kSumRows>(rows, {}, [&](auto count, int64_t r, const Ahead&) HWY_ATTR {
-        sums<float, count()>(p + r * ldp + j, ldp, block, kColumns, keys, columns, o + r * ldo + c, ldo, {});
+        sums<FloatOf<T>, count()>(p + r * ldp + j, ldp, block, kColumns, keys, columns, o + r * ldo + c, ldo,
+                                  {});
       });
     }
   }
@@ -262,11 +245,16 @@ int64_t sums_of_floats(const float* p, int64_t ldp, int64_t rows, const T* v, in
 #endif
 
 /// Calls with a value of the type of the elements of n rows of `rows`; NaN is no E4M3Number.
-template <class With>
+template <bool kTables, class With>
 HWY_INLINE void with_elements(DType type, [[maybe_unused]] const void* rows, [[maybe_unused]] int64_t ld,
                               [[maybe_unused]] int64_t n, [[maybe_unused]] int64_t size, With&& with) {
   if (type == DType::kF16) return with(F16());
   if (type == DType::kBF16) return with(Bf16());
+#if HWY_TARGET == HWY_AVX3
+  if constexpr (kTables) {
+    if (type == DType::kE4M3) return with(E4M3Code());
+  }
+#endif
 #if HWY_TARGET != HWY_SCALAR && HWY_TARGET != HWY_EMU128
   if (type == DType::kE4M3 && !any_nan(static_cast<const E4M3*>(rows), ld, n, size))
     return with(E4M3Number());
@@ -275,10 +263,19 @@ HWY_INLINE void with_elements(DType type, [[maybe_unused]] const void* rows, [[m
   with(float());
 }
 
-template <class Words>
+/// Whether elements of type T are looked up.
+template <class T>
+constexpr bool kInTables =
+#if HWY_TARGET == HWY_AVX3
+    std::is_same_v<T, E4M3Code>;
+#else
+    false;
+#endif
+
+template <class Words, bool kTables>
 void row_dots(const FewRows& q, const void* k, DType type, int64_t ldk, int64_t n, int64_t d, float* s,
               int64_t lds, Ahead ahead) {
-  with_elements(type, k, ldk, n, d, [&](auto element) HWY_ATTR {
+  with_elements<kTables>(type, k, ldk, n, d, [&](auto element) HWY_ATTR {
     using T = decltype(element);
     const T* const keys = static_cast<const T*>(k);
 #if HWY_TARGET != HWY_SCALAR && HWY_TARGET != HWY_EMU128
@@ -286,16 +283,20 @@ void row_dots(const FewRows& q, const void* k, DType type, int64_t ldk, int64_t 
       if (q.lanes != nullptr) return lane_dots<T, Words>(q, keys, ldk, n, d, s, lds, ahead);
     }
 #endif
-    for_each_rows<4>(q.count, ahead, [&](auto rows, int64_t r, const Ahead& part) HWY_ATTR {
-      dots<T, rows()>(q.rows + r * q.ld, q.ld, keys, ldk, n, d, s + r * lds, lds, part);
-    });
+    if constexpr (kInTables<T>) {
+      code_dots<Words>(q.rows, q.ld, q.count, keys, ldk, n, d, s, lds, ahead);
+    } else {
+      for_each_rows<4>(q.count, ahead, [&](auto rows, int64_t r, const Ahead& part) HWY_ATTR {
+        dots<T, rows()>(q.rows + r * q.ld, q.ld, keys, ldk, n, d, s + r * lds, lds, part);
+      });
+    }
   });
 }
 
-template <class Words>
+template <class Words, bool kTables>
 void row_sums(const float* p, int64_t ldp, int64_t num_q, const void* v, DType type, int64_t ldv, int64_t n,
               int64_t d, float* o, int64_t ldo, Ahead ahead) {
-  with_elements(type, v, ldv, n, d, [&](auto element) HWY_ATTR {
+  with_elements<kTables>(type, v, ldv, n, d, [&](auto element) HWY_ATTR {
     using T = decltype(element);
     const T* values = static_cast<const T*>(v);
 #if HWY_TARGET != HWY_SCALAR && HWY_TARGET != HWY_EMU128
@@ -303,15 +304,21 @@ void row_sums(const float* p, int64_t ldp, int64_t num_q, const void* v, DType t
       int64_t done = 0;
       if constexpr (LaneWords<T, Words>::kPairs) {
         done = sums_of_pairs(p, ldp, num_q, values, ldv, n, d, o, ldo, ahead);
-      } else if (std::is_same_v<T, E4M3Number> && num_q > kSumRows) {
-        done = sums_of_floats(p, ldp, num_q, values, ldv, n, d, o, ldo, ahead);
+      } else if constexpr (kOfEightBits<T>) {
+        if (kInTables<T> || num_q > kSumRows)
+          done = sums_of_floats(p, ldp, num_q, values, ldv, n, d, o, ldo, ahead);
       }
+      if (done == d) return;
       if (done > 0) values += done, o += done, d -= done, ahead = {};
     }
 #endif
-    for_each_rows<kSumRows>(num_q, ahead, [&](auto rows, int64_t r, const Ahead& part) HWY_ATTR {
-      sums<T, rows()>(p + r * ldp, ldp, values, ldv, n, d, o + r * ldo, ldo, part);
-    });
+    if constexpr (kInTables<T>) {
+      code_sums_of_rows<Words>(p, ldp, num_q, values, ldv, n, d, o, ldo, ahead);
+    } else {
+      for_each_rows<kSumRows>(num_q, ahead, [&](auto rows, int64_t r, const Ahead& part) HWY_ATTR {
+        sums<T, rows()>(p + r * ldp, ldp, values, ldv, n, d, o + r * ldo, ldo, part);
+      });
+    }
   });
 }
 
