@@ -45,6 +45,7 @@ struct Ahead {
   int64_t stride_bytes = 0;
   int64_t rows = 0;
   int64_t row_bytes = 0;
+  bool in_turn = false;  ///< fetched one of each quarter of the rows in turn, not one after the other
 };
 
 /// Rows of queries in float32 that meet keys.

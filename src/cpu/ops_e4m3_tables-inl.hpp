@@ -53,8 +53,7 @@ inline constexpr std::array<uint8_t, 128> kBytesOfCodes = [] {
 /// The tables, in registers.
 class E4M3Tables {
  public:
-  HWY_INLINE E4M3Tables()
-      : low_(kBytesOfCodes<0>), high_(kBytesOfCodes<8>), sign_(hn::Set(DCodes(), 0x80)) {}
+  HWY_INLINE E4M3Tables() : low_(kBytesOfCodes<0>), high_(kBytesOfCodes<8>), sign_(hn::Set(DCodes(), 0x80)) {}
   /// Bytes 16 i to 16 i + 15 of `codes` become bfloat16: those of the first eight are part i of `a`, the others part i of `b`.
   HWY_INLINE void halves(Codes codes, V& a, V& b) const {
     const DCodes d;
@@ -86,11 +85,12 @@ class E4M3Tables {
   Codes sign_;
 };
 
-/// Even and odd elements of 32 bfloat16 as floats.
-HWY_INLINE void even_and_odd(V halves, V& even, V& odd) {
-  const auto words = hn::BitCast(DU(), halves);
-  even = hn::BitCast(D(), hn::ShiftLeft<16>(words));
-  odd = hn::BitCast(D(), hn::And(words, hn::Set(DU(), 0xffff0000u)));
+/// Of 32 bfloat16, as floats.
+HWY_INLINE V even_of(V halves) {
+  return hn::BitCast(D(), hn::ShiftLeft<16>(hn::BitCast(DU(), halves)));
+}
+HWY_INLINE V odd_of(V halves) {
+  return hn::BitCast(D(), hn::And(hn::BitCast(DU(), halves), hn::Set(DU(), 0xffff0000u)));
 }
 
 /// 64 codes in their order, which halves() leaves where it is: quarters of 16 are then 8 of the first and 8 of the second half.
@@ -99,13 +99,6 @@ HWY_INLINE Codes halves_in_turn(Codes codes) {
   const hn::Repartition<uint64_t, D> d;
   return hn::BitCast(DCodes(), hn::TableLookupLanes(hn::BitCast(d, codes), hn::SetTableIndices(d, kFrom)));
 }
-/// The same for pairs(): quarters are then 4 of each quarter.
-HWY_INLINE Codes quarters_in_turn(Codes codes) {
-  alignas(64) static constexpr uint32_t kFrom[16] = {0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15};
-  return hn::BitCast(DCodes(),
-                     hn::TableLookupLanes(hn::BitCast(DU(), codes), hn::SetTableIndices(DU(), kFrom)));
-}
-
 /// The words of `size` codes, zeros up to a multiple of 32: bfloat16, or floats in the order of TwoVectors.
 template <bool kPairs>
 HWY_INLINE void words_of_codes(const E4M3* row, int64_t size, float* words) {
@@ -115,10 +108,8 @@ HWY_INLINE void words_of_codes(const E4M3* row, int64_t size, float* words) {
     if constexpr (kPairs) {
       hn::StoreU(half, D(), words);
     } else {
-      V even, odd;
-      even_and_odd(half, even, odd);
-      hn::StoreU(even, D(), words);
-      hn::StoreU(odd, D(), words + kLanes);
+      hn::StoreU(even_of(half), D(), words);
+      hn::StoreU(odd_of(half), D(), words + kLanes);
     }
     words += kVectorsOfHalf * kLanes;
   };

@@ -17,13 +17,13 @@ HWY_BEFORE_NAMESPACE();
 namespace fovea::cpu {
 namespace HWY_NAMESPACE {
 
-/// Prefetches the row of `ahead` that has turn r, in cache lines of 64 bytes. Rows of four parts take turns: where rows of a head are side by side,
-/// those of a step are four pages, whose look-ups overlap.
+/// Prefetches the row of `ahead` that has turn r, in cache lines of 64 bytes.
 constexpr int64_t kLine = 64;
 HWY_INLINE void fetch(const Ahead& ahead, int64_t r) {
   constexpr int64_t kParts = 4;
   if (r >= ahead.rows) return;
-  const int64_t place = ahead.rows % kParts == 0 ? r % kParts * (ahead.rows / kParts) + r / kParts : r;
+  const int64_t place =
+      ahead.in_turn && ahead.rows % kParts == 0 ? r % kParts * (ahead.rows / kParts) + r / kParts : r;
   const char* row = ahead.data + place * ahead.stride_bytes;
   for (int64_t byte = 0; byte < ahead.row_bytes; byte += kLine) __builtin_prefetch(row + byte, 0, 2);
 }
@@ -32,7 +32,7 @@ HWY_INLINE void fetch(const Ahead& ahead, int64_t r) {
 HWY_INLINE Ahead part_of(const Ahead& ahead, int64_t pass, int64_t passes) {
   const int64_t lines = (ahead.row_bytes + kLine - 1) / kLine;
   const int64_t begin = lines * pass / passes * kLine, end = lines * (pass + 1) / passes * kLine;
-  return {ahead.data + begin, ahead.stride_bytes, begin < end ? ahead.rows : 0, end - begin};
+  return {ahead.data + begin, ahead.stride_bytes, begin < end ? ahead.rows : 0, end - begin, ahead.in_turn};
 }
 
 /// Calls pass(rows, first, ahead) for the rows `most` at a time, then for half as many, at last for one; `rows` is a constant.

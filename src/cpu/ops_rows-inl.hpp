@@ -204,39 +204,28 @@ void sums(const float* p, int64_t ldp, const T* v, int64_t ldv, int64_t n, int64
 constexpr int kSumRows = HWY_TARGET == HWY_AVX3 ? 8 : 4;
 
 #if HWY_TARGET != HWY_SCALAR && HWY_TARGET != HWY_EMU128
-/// A float in the order of TwoVectors<T>.
-template <class T>
-struct FloatOf {
-  float value;
-  constexpr operator float() const { return value; }
-};
-template <class T>
-struct TwoVectors<FloatOf<T>> : TwoVectors<T> {
-  static HWY_INLINE void values(const FloatOf<T>* p, V& a, V& b) {
-    const auto* const floats = reinterpret_cast<const float*>(p);
-    a = hn::LoadU(D(), floats);
-    b = hn::LoadU(D(), floats + kLanes);
-  }
-};
-
 /// o[r] += sum over j of p[r][j] * v[j], each element of v made a float once for all rows. Returns to how many columns it added.
 template <class T>
 int64_t sums_of_floats(const float* p, int64_t ldp, int64_t rows, const T* v, int64_t ldv, int64_t n,
                        int64_t size, float* o, int64_t ldo, const Ahead& ahead) {
-  constexpr int64_t kKeys = 32, kColumns = kColumnsAtOnce;  // 16 KB stay in a first-level cache
+  constexpr int64_t kKeys = 32, kColumns = kUnitsAtOnce * kUnit;  // 16 KB stay in a first-level cache
   const int64_t whole = size / kUnit * kUnit;
-  alignas(64) FloatOf<T> block[kKeys * kColumns];
+  const V factor = hn::Set(D(), TwoVectors<T>::kFactor);
+  alignas(64) float block[kKeys * kColumns];
   for (int64_t j = 0; j < n; j += kKeys) {
     const int64_t keys = std::min(kKeys, n - j);
     for (int64_t i = 0; i < keys; ++i) fetch(ahead, j + i);
     for (int64_t c = 0; c < whole; c += kColumns) {
       const int64_t columns = std::min(kColumns, whole - c);
-      for (int64_t i = 0; i < keys; ++i)
-        LaneWords<T, FloatWords>::of_row(v + (j + i) * ldv + c, columns,
-                                         reinterpret_cast<float*>(block + i * kColumns));
+      for (int64_t i = 0; i < keys; ++i) {
+        for (int64_t x = 0; x < columns; x += 2 * kLanes) {
+          V a, b;
+          TwoVectors<T>::values(v + (j + i) * ldv + c + x, a, b);
+          TwoVectors<T>::store(hn::Mul(a, factor), hn::Mul(b, factor), block + i * kColumns + x);
+        }
+      }
       for_each_rows<kSumRows>(rows, {}, [&](auto count, int64_t r, const Ahead&) HWY_ATTR {
-        sums<FloatOf<T>, count()>(p + r * ldp + j, ldp, block, kColumns, keys, columns, o + r * ldo + c, ldo,
-                                  {});
+        sums<float, count()>(p + r * ldp + j, ldp, block, kColumns, keys, columns, o + r * ldo + c, ldo, {});
       });
     }
   }
@@ -299,22 +288,20 @@ void row_sums(const float* p, int64_t ldp, int64_t num_q, const void* v, DType t
   with_elements<kTables>(type, v, ldv, n, d, [&](auto element) HWY_ATTR {
     using T = decltype(element);
     const T* values = static_cast<const T*>(v);
-#if HWY_TARGET != HWY_SCALAR && HWY_TARGET != HWY_EMU128
-    if (num_q >= kLeastLaneRows) {
-      int64_t done = 0;
-      if constexpr (LaneWords<T, Words>::kPairs) {
-        done = sums_of_pairs(p, ldp, num_q, values, ldv, n, d, o, ldo, ahead);
-      } else if constexpr (kOfEightBits<T>) {
-        if (kInTables<T> || num_q > kSumRows)
-          done = sums_of_floats(p, ldp, num_q, values, ldv, n, d, o, ldo, ahead);
-      }
-      if (done == d) return;
-      if (done > 0) values += done, o += done, d -= done, ahead = {};
-    }
-#endif
     if constexpr (kInTables<T>) {
       code_sums_of_rows<Words>(p, ldp, num_q, values, ldv, n, d, o, ldo, ahead);
     } else {
+#if HWY_TARGET != HWY_SCALAR && HWY_TARGET != HWY_EMU128
+      if (num_q >= kLeastLaneRows) {
+        int64_t done = 0;
+        if constexpr (LaneWords<T, Words>::kPairs) {
+          done = sums_of_pairs(p, ldp, num_q, values, ldv, n, d, o, ldo, ahead);
+        } else if (std::is_same_v<T, E4M3Number> && num_q > kSumRows) {
+          done = sums_of_floats(p, ldp, num_q, values, ldv, n, d, o, ldo, ahead);
+        }
+        if (done > 0) values += done, o += done, d -= done, ahead = {};
+      }
+#endif
       for_each_rows<kSumRows>(num_q, ahead, [&](auto rows, int64_t r, const Ahead& part) HWY_ATTR {
         sums<T, rows()>(p + r * ldp, ldp, values, ldv, n, d, o + r * ldo, ldo, part);
       });

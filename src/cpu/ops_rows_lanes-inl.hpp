@@ -36,7 +36,6 @@ constexpr int kLaneVectors = static_cast<int>(kRowLanes) / kLanes;
 constexpr int64_t kLaneKeys = 16;    // of a block
 constexpr int64_t kUnit = 32;        // elements that are converted at a time
 constexpr int64_t kUnitsAtOnce = 4;  // 16 rows of so many units, as floats 8 KB, stay in a first-level cache
-constexpr int64_t kColumnsAtOnce = kUnitsAtOnce * kUnit;
 static_assert(kUnit % (2 * kLanes) == 0);
 
 // Keys whose sums stay in registers: 16 of 32, or 8 of 16, and as many chains as two pipes need.
@@ -45,6 +44,7 @@ constexpr int kSumKeys = HWY_TARGET == HWY_AVX3 ? 16 : 4;
 /// With 16 registers dot products of two rows take no longer, but for what an element of 8 bits costs to convert.
 template <class T>
 constexpr bool kOnLanes = HWY_TARGET == HWY_AVX3 || std::is_same_v<T, E4M3Number>;
+
 /// An element of 8 bits that is converted with its neighbours, to bfloat16 too.
 template <class T>
 constexpr bool kOfEightBits = std::is_base_of_v<E4M3, T> && !std::is_same_v<E4M3, T>;
@@ -244,7 +244,7 @@ class LaneKeys {
   using W = LaneWords<T, Words>;
 
  public:
-  static constexpr int64_t kPart = kColumnsAtOnce;
+  static constexpr int64_t kPart = kUnitsAtOnce * kUnit;
   using Product = typename W::Product;
 
   LaneKeys(const T* k, int64_t ld, int64_t size)
@@ -336,13 +336,17 @@ bool groups_on_lanes(const float* rows, int64_t ld, int64_t count, int64_t size,
   return kOnLanes<T>;
 }
 
+/// Rows of four multiply what comes out of tables in as little time.
+constexpr int64_t kLeastLaneRowsOfCodes = 13;
+
 template <class Words, bool kTables>
 bool row_lanes(const float* rows, int64_t ld, int64_t count, int64_t size, DType key_type, float* lanes) {
   if (count < kLeastLaneRows) return false;
   if (key_type == DType::kF16) return groups_on_lanes<F16, Words>(rows, ld, count, size, lanes);
   if (key_type == DType::kBF16) return groups_on_lanes<Bf16, Words>(rows, ld, count, size, lanes);
 #if HWY_TARGET == HWY_AVX3
-  if (kTables && key_type == DType::kE4M3) return groups_on_lanes<E4M3Code, Words>(rows, ld, count, size, lanes);
+  if (kTables && key_type == DType::kE4M3)
+    return count >= kLeastLaneRowsOfCodes && groups_on_lanes<E4M3Code, Words>(rows, ld, count, size, lanes);
 #endif
   if (key_type == DType::kE4M3) return groups_on_lanes<E4M3Number, Words>(rows, ld, count, size, lanes);
   return groups_on_lanes<float, Words>(rows, ld, count, size, lanes);
@@ -354,72 +358,46 @@ bool row_lanes(const float* rows, int64_t ld, int64_t count, int64_t size, DType
 constexpr int64_t kPairKeys =
     64;  // so many rows of kUnitsAtOnce units as bfloat16, 16 KB, stay in a first-level cache
 
-/// Pairs of rows of bfloat16 where they lie: columns of TwoVectors.
-struct PairsInPlace {
-  using Columns = TwoVectors<Bf16>;
-  const Bf16* rows;
-  int64_t ld, n;
-
-  PairsInPlace from_column(int64_t c) const { return {rows + c, ld, n}; }
-  /// Keys j and j + 1 of 32 columns.
-  HWY_INLINE void words(int64_t j, V& even, V& odd) const {
-    const DU d;
-    const auto row = [&](int64_t key) HWY_ATTR {
-      return hn::LoadU(d, reinterpret_cast<const uint32_t*>(rows + key * ld));
-    };
-    const auto a = row(j), b = j + 1 < n ? row(j + 1) : hn::Zero(d);
-    even = hn::BitCast(D(), hn::OrAnd(hn::ShiftLeft<16>(b), a, hn::Set(d, 0x0000ffffu)));
-    odd = hn::BitCast(D(), hn::OrAnd(hn::ShiftRight<16>(a), b, hn::Set(d, 0xffff0000u)));
-  }
-};
-/// Words of pairs, columns in their order.
-struct StagedPairs {
-  using Columns = TwoVectors<float>;
-  const float* pairs;
-  int64_t ld, n;
-
-  StagedPairs from_column(int64_t c) const { return {pairs + c, ld, n}; }
-  HWY_INLINE void words(int64_t j, V& first, V& second) const {
-    first = hn::LoadU(D(), pairs + j / 2 * ld);
-    second = hn::LoadU(D(), pairs + j / 2 * ld + kLanes);
-  }
-};
-
 /// o[r] += sum over j of p[r][j] * v[j] in 32 columns, the weights of two keys a word: ceil(n / 2) of each row.
-template <int R, class Pairs>
-HWY_INLINE void pair_sums_strip(const uint32_t* p, int64_t ldp, const Pairs& v, float* o, int64_t ldo,
-                                const Ahead& ahead) {
-  using Columns = typename Pairs::Columns;
-  V first[R], second[R];
+template <int R>
+HWY_INLINE void pair_sums_strip(const uint32_t* p, int64_t ldp, const Bf16* v, int64_t ldv, int64_t n,
+                                float* o, int64_t ldo, const Ahead& ahead) {
+  using T = TwoVectors<Bf16>;
+  const DU words;
+  const auto upper = hn::Set(words, 0xffff0000u), lower = hn::Set(words, 0x0000ffffu);
+  V even[R], odd[R];
 #pragma GCC unroll 8
-  for (int r = 0; r < R; ++r) Columns::load(o + r * ldo, first[r], second[r]);
-  for (int64_t j = 0; j < v.n; j += 2) {
+  for (int r = 0; r < R; ++r) T::load(o + r * ldo, even[r], odd[r]);
+  for (int64_t j = 0; j < n; j += 2) {
     fetch(ahead, j);
     fetch(ahead, j + 1);
-    V a, b;
-    v.words(j, a, b);
+    const auto row = [&](int64_t key) HWY_ATTR {
+      return hn::LoadU(words, reinterpret_cast<const uint32_t*>(v + key * ldv));
+    };
+    const auto a = row(j), b = j + 1 < n ? row(j + 1) : hn::Zero(words);
+    const V of_even = hn::BitCast(D(), hn::OrAnd(hn::ShiftLeft<16>(b), a, lower));
+    const V of_odd = hn::BitCast(D(), hn::OrAnd(hn::ShiftRight<16>(a), b, upper));
 #pragma GCC unroll 8
     for (int r = 0; r < R; ++r) {
-      const V weights = hn::BitCast(D(), hn::Set(DU(), p[r * ldp + j / 2]));
-      first[r] = Bf16Words::multiply_add(a, weights, first[r]);
-      second[r] = Bf16Words::multiply_add(b, weights, second[r]);
+      const V weights = hn::BitCast(D(), hn::Set(words, p[r * ldp + j / 2]));
+      even[r] = Bf16Words::multiply_add(of_even, weights, even[r]);
+      odd[r] = Bf16Words::multiply_add(of_odd, weights, odd[r]);
     }
   }
 #pragma GCC unroll 8
-  for (int r = 0; r < R; ++r) Columns::store(first[r], second[r], o + r * ldo);
+  for (int r = 0; r < R; ++r) T::store(even[r], odd[r], o + r * ldo);
 }
 
 /// The same of all rows and `size` columns, a multiple of 32.
-template <class Pairs>
-HWY_INLINE void pair_sums(const uint32_t* p, int64_t ldp, int64_t rows, const Pairs& v, int64_t size,
-                          float* o, int64_t ldo, const Ahead& ahead) {
+HWY_INLINE void pair_sums(const uint32_t* p, int64_t ldp, int64_t rows, const Bf16* v, int64_t ldv, int64_t n,
+                          int64_t size, float* o, int64_t ldo, const Ahead& ahead) {
   const int64_t strips = size / kUnit;
   for (int64_t strip = 0; strip < strips; ++strip) {
     const Ahead part = part_of(ahead, strip, strips);
-    const Pairs columns = v.from_column(strip * kUnit);
+    const Bf16* const columns = v + strip * kUnit;
     float* const to = o + strip * kUnit;
     for_each_rows<8>(rows, part, [&](auto count, int64_t r, const Ahead& of_rows) HWY_ATTR {
-      pair_sums_strip<count()>(p + r * ldp, ldp, columns, to + r * ldo, ldo, of_rows);
+      pair_sums_strip<count()>(p + r * ldp, ldp, columns, ldv, n, to + r * ldo, ldo, of_rows);
     });
   }
 }
@@ -437,54 +415,28 @@ HWY_INLINE void pair_weights(const float* p, int64_t n, uint32_t* words) {
   }
 }
 
-/// Pairs of n rows of `columns` elements of 8 bits, at most kColumnsAtOnce and a multiple of 32, staged in `words`.
-HWY_INLINE PairsInPlace stage_pairs(const E4M3Number* v, int64_t ldv, int64_t n, int64_t columns,
-                                    float* words) {
-  constexpr int64_t kWords = kColumnsAtOnce / 2;
-  for (int64_t i = 0; i < n; ++i)
-    LaneWords<E4M3Number, Bf16Words>::of_row(v + i * ldv, columns, words + i * kWords);
-  return {reinterpret_cast<const Bf16*>(words), kColumnsAtOnce, n};
-}
-HWY_INLINE StagedPairs stage_pairs(const E4M3Code* v, int64_t ldv, int64_t n, int64_t columns, float* words) {
-  const E4M3Tables tables;
-  for (int64_t i = 0; i < n; i += 2) {
-    // Where the last key has no other beside it, it is taken twice: that weight is 0.
-    const E4M3Code *const row = v + i * ldv, *const next = v + std::min(i + 1, n - 1) * ldv;
-    float* const to = words + i / 2 * kColumnsAtOnce;
-    for (int64_t c = 0; c < columns; c += kCodes) {
-      const int64_t count = columns - c;
-      const FirstCodes there = first_codes(std::min(count, kCodes));
-      V pairs[4];
-      tables.pairs(quarters_in_turn(load_codes(row + c, there)),
-                   quarters_in_turn(load_codes(next + c, there)), pairs);
-#pragma GCC unroll 4
-      for (int x = 0; x < 4; ++x) {
-        if (x * kLanes < count) hn::StoreU(pairs[x], D(), to + c + x * kLanes);
-      }
-    }
-  }
-  return {words, kColumnsAtOnce, n};
-}
-
 /// Returns to how many columns it added.
 template <class T>
 int64_t sums_of_pairs(const float* p, int64_t ldp, int64_t rows, const T* v, int64_t ldv, int64_t n,
                       int64_t size, float* o, int64_t ldo, const Ahead& ahead) {
-  constexpr int64_t kWeights = kAttendKeys / 2, kColumns = kColumnsAtOnce;
+  constexpr int64_t kWeights = kAttendKeys / 2, kColumns = kUnitsAtOnce * kUnit;
   const int64_t whole = size / kUnit * kUnit;
   alignas(64) uint32_t weights[kMostLaneRows * kWeights];
   for (int64_t r = 0; r < rows; ++r) pair_weights<T>(p + r * ldp, n, weights + r * kWeights);
   if constexpr (std::is_same_v<T, Bf16>) {
-    pair_sums(weights, kWeights, rows, PairsInPlace{v, ldv, n}, whole, o, ldo, ahead);
+    pair_sums(weights, kWeights, rows, v, ldv, n, whole, o, ldo, ahead);
   } else {
+    using W = LaneWords<T, Bf16Words>;
     alignas(64) float words[kPairKeys * kColumns / 2];
     for (int64_t j = 0; j < n; j += kPairKeys) {
       const int64_t keys = std::min(kPairKeys, n - j);
       for (int64_t i = 0; i < keys; ++i) fetch(ahead, j + i);
       for (int64_t c = 0; c < whole; c += kColumns) {
         const int64_t columns = std::min(kColumns, whole - c);
-        const auto pairs = stage_pairs(v + j * ldv + c, ldv, keys, columns, words);
-        pair_sums(weights + j / 2, kWeights, rows, pairs, columns, o + c, ldo, {});
+        for (int64_t i = 0; i < keys; ++i)
+          W::of_row(v + (j + i) * ldv + c, columns, words + i * kColumns / 2);
+        pair_sums(weights + j / 2, kWeights, rows, reinterpret_cast<const Bf16*>(words), kColumns, keys,
+                  columns, o + c, ldo, {});
       }
     }
   }

@@ -57,14 +57,15 @@ struct CodeProducts {
   static constexpr int kVectors = 4;  ///< of a row
   static constexpr int kKeys = 1;     ///< whose values are words
 
-  static HWY_INLINE void of_row(const E4M3Tables& tables, Codes codes, V* v) {
-    V a, b;
-    tables.halves(codes, a, b);
-    even_and_odd(a, v[0], v[1]);
-    even_and_odd(b, v[2], v[3]);
-  }
+  /// Vector x of a row, of that half of its codes that holds it.
+  static HWY_INLINE V vector_of(V half, int x) { return x % 2 == 0 ? even_of(half) : odd_of(half); }
   static HWY_INLINE void of_values(const E4M3Tables& tables, Codes row, Codes, V* v) {
-    of_row(tables, row, v);
+    V a, b;
+    tables.halves(row, a, b);
+    v[0] = even_of(a);
+    v[1] = odd_of(a);
+    v[2] = even_of(b);
+    v[3] = odd_of(b);
   }
   /// Of sums in their order.
   static HWY_INLINE void order(V* v) {
@@ -81,7 +82,9 @@ struct CodeProducts {
     }
     parts_in_turn(v);
   }
-  static HWY_INLINE void order_query(V* v) { order(v); }
+  static HWY_INLINE void order_query(V* v) {
+    order(v);
+  }
 
  private:
   static HWY_INLINE void even_and_odd_of(V& a, V& b) {
@@ -95,9 +98,7 @@ struct CodeProducts<Bf16Words> {
   static constexpr int kVectors = 2;
   static constexpr int kKeys = 2;
 
-  static HWY_INLINE void of_row(const E4M3Tables& tables, Codes codes, V* v) {
-    tables.halves(codes, v[0], v[1]);
-  }
+  static HWY_INLINE V vector_of(V half, int) { return half; }
   static HWY_INLINE void of_values(const E4M3Tables& tables, Codes row, Codes next, V* v) {
     tables.pairs(row, next, v);
   }
@@ -129,22 +130,27 @@ HWY_INLINE void for_each_four(int64_t count, const Ahead& ahead, Pass&& pass) {
   }
 }
 
-/// sum[r][i] += q[r] * k[i] in 64 columns, or the first of them.
+/// sum[r][i] += q[r] * k[i] in 64 columns, or the first of them. A vector of q is loaded once for four keys: loads are what binds.
 template <class Words, int R, class Load>
 HWY_INLINE void multiply_codes(const E4M3Tables& tables, const float* q, const E4M3* k, int64_t stride,
-                               const Load& load, V (&sum)[R][4]) {
+                               const Load& load, V (&sum)[R][4], const Ahead& ahead, int64_t turn) {
   using Products = CodeProducts<Words>;
+  V halves[2][4];
 #pragma GCC unroll 4
   for (int i = 0; i < 4; ++i) {
-    V v[Products::kVectors];
-    Products::of_row(tables, load(k + i * stride), v);
+    tables.halves(load(k + i * stride), halves[0][i], halves[1][i]);
+    fetch(ahead, turn + i);
+  }
+#pragma GCC unroll 4
+  for (int x = 0; x < Products::kVectors; ++x) {
+    V v[4];
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; ++i) v[i] = Products::vector_of(halves[x * 2 / Products::kVectors][i], x);
 #pragma GCC unroll 4
     for (int r = 0; r < R; ++r) {
+      const V query = hn::LoadU(D(), q + (r * Products::kVectors + x) * kLanes);
 #pragma GCC unroll 4
-      for (int x = 0; x < Products::kVectors; ++x) {
-        const V query = hn::LoadU(D(), q + (r * Products::kVectors + x) * kLanes);
-        sum[r][i] = Words::multiply_add(v[x], query, sum[r][i]);
-      }
+      for (int i = 0; i < 4; ++i) sum[r][i] = Words::multiply_add(v[i], query, sum[r][i]);
     }
   }
 }
@@ -152,20 +158,20 @@ HWY_INLINE void multiply_codes(const E4M3Tables& tables, const float* q, const E
 /// s[r][i] (+)= dot(q[r], k[i]) of four keys. q is in the order of the tables, of each 64 columns the rows side by side.
 template <class Words, int R>
 HWY_INLINE void dots_of_codes(const E4M3Tables& tables, const float* q, const E4M3* k, int64_t stride,
-                              int64_t size, bool first, float* s, int64_t lds) {
+                              int64_t size, bool first, float* s, int64_t lds, Ahead ahead, int64_t turn) {
   constexpr int64_t kQuery = R * CodeProducts<Words>::kVectors * kLanes;
   V sum[R][4];
   for (auto& row : sum)
     for (V& x : row) x = hn::Zero(D());
   int64_t c = 0;
-  for (; c + kCodes <= size; c += kCodes, q += kQuery) {
+  for (; c + kCodes <= size; c += kCodes, q += kQuery, ahead.rows = 0) {
     const auto load = [](const E4M3* row) HWY_ATTR { return load_codes(row); };
-    multiply_codes<Words, R>(tables, q, k + c, stride, load, sum);
+    multiply_codes<Words, R>(tables, q, k + c, stride, load, sum, ahead, turn);
   }
   if (c < size) {
     const FirstCodes there = first_codes(size - c);
     const auto load = [there](const E4M3* row) HWY_ATTR { return load_codes(row, there); };
-    multiply_codes<Words, R>(tables, q, k + c, stride, load, sum);
+    multiply_codes<Words, R>(tables, q, k + c, stride, load, sum, ahead, turn);
   }
 #pragma GCC unroll 4
   for (int r = 0; r < R; ++r) sums_of_four(sum[r], 1, first, s + r * lds);
@@ -197,13 +203,12 @@ HWY_NOINLINE void code_dots_of(const float* q, int64_t ldq, const E4M3* k, int64
     stage_queries<Words, R>(q + c, ldq, columns, staged);
     int64_t j = 0;
     for (; j + 4 <= n; j += 4) {
-      for (int64_t i = j; i < j + 4; ++i) fetch(ahead, i);
-      dots_of_codes<Words, R>(tables, staged, k + j * ldk + c, ldk, columns, first, s + j, lds);
+      dots_of_codes<Words, R>(tables, staged, k + j * ldk + c, ldk, columns, first, s + j, lds, ahead, j);
     }
     for (; j < n; ++j) {
       fetch(ahead, j);
       float dots[R * 4];  // four times the same
-      dots_of_codes<Words, R>(tables, staged, k + j * ldk + c, 0, columns, true, dots, 4);
+      dots_of_codes<Words, R>(tables, staged, k + j * ldk + c, 0, columns, true, dots, 4, {}, 0);
       for (int r = 0; r < R; ++r) s[r * lds + j] = first ? dots[4 * r] : s[r * lds + j] + dots[4 * r];
     }
   }
@@ -264,8 +269,8 @@ HWY_INLINE void code_sums_strip(const E4M3Tables& tables, const float* p, int64_
 }
 
 template <class Words, int R>
-HWY_NOINLINE void code_sums(const float* weights, int64_t ldw, const E4M3* v, int64_t ldv, int64_t n, int64_t size,
-               float* o, int64_t ldo, const Ahead& ahead) {
+HWY_NOINLINE void code_sums(const float* weights, int64_t ldw, const E4M3* v, int64_t ldv, int64_t n,
+                            int64_t size, float* o, int64_t ldo, const Ahead& ahead) {
   constexpr int64_t kBlocks = R <= 2 ? 2 : 1;  // of sums in registers: 16 of 32
   const E4M3Tables tables;
   const int64_t whole = size / (kBlocks * kCodes), left = size % (kBlocks * kCodes);
@@ -279,7 +284,7 @@ HWY_NOINLINE void code_sums(const float* weights, int64_t ldw, const E4M3* v, in
                                  part_of(ahead, strip, strips));
 }
 
-/// Values of four rows and fewer, or of columns that no other sums take.
+/// Ops::row_sums() of codes.
 template <class Words>
 void code_sums_of_rows(const float* p, int64_t ldp, int64_t num_q, const E4M3* v, int64_t ldv, int64_t n,
                        int64_t size, float* o, int64_t ldo, const Ahead& ahead) {
