@@ -26,8 +26,8 @@
 // share of weights that needed no rounding counts with w = 1, in rows of several keys.
 //
 // r: tensor cores add 16 products of a score at a time, and truncate: each time up to 2 u_f32 of a sum that grows to S, so d / 16 of
-// S in all. 8 is that of d = 128. Where they multiply q and k of 8 bits (cuda_sm90), they keep 13 bits below the largest of 32 products
-// and the sum, so that 2^-13 of S is lost.
+// S in all. 8 is that of d = 128. Where they multiply k of 8 bits by q of 8 bits, or by pieces of 8 bits of a q of 16 (cuda_sm90), they
+// keep 13 bits below the largest of 32 products and the sum, so that 2^-13 of S is lost.
 //
 // lse has no factor that is rounded to the type, A = 1 and w = 1. NaN and infinities must be exactly where the
 // oracle has them, and an output whose magnitude is 0 (an empty sum: a row without keys, a key that no query sees)

@@ -80,7 +80,7 @@ class Plain {
   }
   /// Sets what a backend may do to scores.
   void allow_for_scores_of(const std::string& backend) {
-    const bool of_8_bits = s_.e4m3_queries && backend == "cuda_sm90";
+    const bool of_8_bits = s_.e4m3_keys && backend == "cuda_sm90";
     score_roundings = of_8_bits ? 0x1p-13 / unit_roundoff(Type::kF32)
                                 : std::max(8.0, static_cast<double>(s_.score_dim()) / 16);
     tanh_step = backend == "cuda_sm90" ? s_.softcap * 0x1p-22 : 0;

@@ -70,5 +70,15 @@ TEST(FactorToFloat16, BringsTheLargestElementNearTheEnd) {
     EXPECT_EQ(factor_to_float16(x), 1.0f);
 }
 
+/// Below 448 with a bit to spare, so that what a row's pieces leave is representable.
+TEST(KeyColumns, FactorsTakeRowsToTheEndOfFloat8) {
+  for (const float x : {1e-30f, 0.7f, 1.0f, 447.0f, 3e38f}) {
+    const float largest = x * factor_to_e4m3(x);
+    EXPECT_GE(largest, 128) << x;
+    EXPECT_LT(largest, 256) << x;
+  }
+  EXPECT_EQ(factor_to_e4m3(0), 1);
+}
+
 }  // namespace
 }  // namespace fovea::tile

@@ -825,6 +825,7 @@ TEST(Schedule, ClustersShareTheKeysOfFewTiles) {
   says(refusal(problem(9, 1, 8192, 32, 8, 64)), "leave half of 132 SMs idle");
   says(refusal(problem(1, 1, 262144, 32, 8, 64)), "elements of keys and values a CTA");
   cluster.pages = true;
+  cluster.one_piece = false;
   p = problem(1, 1, 32768, 32, 8, 64);
   add(p, Role::kPageTable);
   p.cache_rows = 16;
@@ -833,6 +834,7 @@ TEST(Schedule, ClustersShareTheKeysOfFewTiles) {
   says(refusal(p), "is for up to 262144 elements of keys and values a CTA, this problem has 524288");
   EXPECT_EQ(refusal(problem(1, 1, 8192, 32, 8, 64)), "is for keys in pages");
   cluster.pages = false;
+  cluster.one_piece = true;
   p = problem(1, 1, 131072, 32, 8, 64);
   p.window_left = 1023;
   p.window_right = 0;

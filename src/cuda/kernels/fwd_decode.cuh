@@ -33,6 +33,7 @@
 #include <cstdint>
 
 #include "cuda/kernels/fwd_decode_config.cuh"
+#include "cuda/kernels/fwd_decode_results.cuh"
 #include "cuda/kernels/fwd_decode_rows.cuh"
 #include "cuda/ptx/address.cuh"
 #include "cuda/ptx/cp_async.cuh"
@@ -70,16 +71,11 @@ struct FwdDecodeWarp : FwdDecodeRows<Instance> {
   /// The CTA's part of a tile, whose rows go to o or to a part in global memory.
   __device__ __forceinline__ void attend(const FwdWorkTile& of_tile, const tile::KvBlocks& pieces) {
     sum_up(of_tile, pieces, [] {});
-    write_rows(pieces, of_tile.end_row);
+    results().write_rows(pieces, of_tile.end_row);
     __syncthreads();  // 2
   }
 
-  /// Merges what the warps have found of rows below `end_row`, and writes it.
-  __device__ __forceinline__ void write_rows(const tile::KvBlocks& pieces, int end_row) const {
-#pragma unroll 1
-    for (int row = warp; row < end_row; row += kWarps)
-      write_row(*memory.work_tile(warp), pieces, row, merge_warps(row));
-  }
+  __device__ __forceinline__ FwdDecodeResults<Instance> results() const { return {f, memory, warp, lane}; }
 
   /// The same up to barrier 1: what each warp has found lies in shared memory. `pieces` of 16 keys go to the warps in turn.
   template <class Meanwhile>
@@ -125,7 +121,7 @@ struct FwdDecodeWarp : FwdDecodeRows<Instance> {
       multiply_qk(acc_s, rows_k);
       if (!pieces.is_full(n)) mask(acc_s, n);
       weigh(acc_s);
-      multiply_pv(acc_s, rows_k + KeysOfK::kBytes);
+      multiply_pv(acc_s, rows_k + kConfig.values_behind());
       stage = stage + 1 == kStages ? 0 : stage + 1;
     }
   }
@@ -426,88 +422,6 @@ struct FwdDecodeWarp : FwdDecodeRows<Instance> {
                   make_float2(four[2 * n], four[2 * n + 1]);
           }
         }
-      }
-    }
-  }
-
- public:
-  /// A row merged from its results over different keys, of which a lane has columns 128 i + 4 lane and the next three.
-  struct MergedRow {
-    static constexpr int kColumnsAtOnce = 4 * 32,
-                         kVectors = (kConfig.head_dim_v + kColumnsAtOnce - 1) / kColumnsAtOnce;
-    float base, sum;  ///< weights are relative to 2^base
-    float o[kVectors][4] = {};
-
-    __device__ __forceinline__ bool is_finite() const {
-      bool finite = isfinite(sum);
-#pragma unroll
-      for (int i = 0; i < kVectors; ++i)
-        finite = finite && (o[i][0] + o[i][1] + o[i][2] + o[i][3]) * 0.0f == 0.0f;
-      return finite;
-    }
-    static __device__ __forceinline__ int column(int i, int lane) {
-      return i * kColumnsAtOnce + 4 * lane;
-    }
-  };
-  /// Merges a row of `kCount` results, at most 32: their states lie `state_step` behind each other, their rows of O `o_step` floats.
-  template <int kCount>
-  __device__ __forceinline__ MergedRow merge(const RowState* states, int state_step, const float* o,
-                                             int o_step, int count = kCount) const {
-    const RowState own = lane < count ? states[lane * state_step] : RowState{-INFINITY, 0.0f};
-    MergedRow row;
-    row.base = own.base;
-#pragma unroll
-    for (int distance = 1; distance < kCount; distance *= 2)
-      row.base = fmaxf(row.base, __shfl_xor_sync(kWholeWarp, row.base, distance));
-    row.base = __shfl_sync(kWholeWarp, row.base, 0);
-    const float weight = own.base == -INFINITY ? 0.0f : ptx::ex2(own.base - row.base);
-    row.sum = lane < count ? own.sum * weight : 0.0f;
-#pragma unroll
-    for (int distance = 1; distance < kCount; distance *= 2)
-      row.sum += __shfl_xor_sync(kWholeWarp, row.sum, distance);
-    row.sum = __shfl_sync(kWholeWarp, row.sum, 0);
-#pragma unroll
-    for (int i = 0; i < MergedRow::kVectors; ++i) {
-      const int column = MergedRow::column(i, lane);
-#pragma unroll
-      for (int n = 0; n < kCount; ++n) {
-        const float factor = __shfl_sync(kWholeWarp, weight, n);
-        const bool there = n < count && column < kConfig.head_dim_v;
-        const float4 x = there ? *reinterpret_cast<const float4*>(o + n * o_step + column) : float4{};
-        row.o[i][0] = fmaf(factor, x.x, row.o[i][0]), row.o[i][1] = fmaf(factor, x.y, row.o[i][1]);
-        row.o[i][2] = fmaf(factor, x.z, row.o[i][2]), row.o[i][3] = fmaf(factor, x.w, row.o[i][3]);
-      }
-    }
-    return row;
-  }
-  /// Row `row` of all warps.
-  __device__ __forceinline__ MergedRow merge_warps(int row) const {
-    return merge<kWarps>(memory.states(0) + row, kConfig.tile_m, memory.o(0) + row * kConfig.head_dim_v,
-                         kConfig.ring_bytes() / 4);
-  }
-  /// Ends a row of a tile of these pieces, and writes it.
-  __device__ __forceinline__ void write_row(const FwdWorkTile& work, const tile::KvBlocks& pieces, int row,
-                                            const MergedRow& merged) const {
-    if (__any_sync(kWholeWarp, !merged.is_finite())) {
-      write_exact_row<T, kConfig.head_dim_v, Key>(f, work, tile::Dropout(), row, 0, f.p.head_dim_v,
-                                                  pieces.begin * kWarpKeys, pieces.end * kWarpKeys);
-      return;
-    }
-    const QueryRow r = query_row(f, work, row);
-    float factor = finish_row(f, work, r, merged.sum == 0.0f ? 0.0f : merged.base, merged.sum, lane == 0);
-    if constexpr (kConfig.e4m3) factor *= f.p.v_descale.at(work.batch, head_of_keys(f, work));
-#pragma unroll
-    for (int i = 0; i < MergedRow::kVectors; ++i) {
-      const int column = MergedRow::column(i, lane);
-      if (column >= f.p.head_dim_v) continue;  // a multiple of 4
-      if (stores_f32(f, work)) {
-        float* const to = f32_row(f, work, r) + column;
-#pragma unroll
-        for (int e = 0; e < 4; ++e) to[e] = merged.o[i][e] * factor;
-      } else {
-        T* const to = o_row<T>(f, work, r) + column;
-#pragma unroll
-        for (int e = 0; e < 4; ++e) to[e] = static_cast<T>(merged.o[i][e] * factor);
       }
     }
   }

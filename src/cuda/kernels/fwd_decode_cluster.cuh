@@ -60,20 +60,20 @@ struct ClusterShare {
 
 /// Sends the rows of this CTA to those that merge them.
 template <class Instance>
-__device__ __forceinline__ void send_rows(const FwdDecodeWarp<Instance>& own, const ClusterShare& share) {
-  using Warp = FwdDecodeWarp<Instance>;
+__device__ __forceinline__ void send_rows(const FwdDecodeResults<Instance>& own, const ClusterShare& share) {
+  using Results = FwdDecodeResults<Instance>;
   const auto& memory = own.memory;
 #pragma unroll 1
-  for (int row = own.warp; row < share.work.end_row; row += Warp::kWarps) {
-    const typename Warp::MergedRow merged = own.merge_warps(row);
+  for (int row = own.warp; row < share.work.end_row; row += Results::kWarps) {
+    const typename Results::MergedRow merged = own.merge_results(row);
     const int owner = share.owner(row), slot = share.first_slot(row) + share.rank;
     const uint32_t full = ptx::address_in_cta(memory.inbox_full(), owner),
                    o = ptx::address_in_cta(memory.inbox_o(slot), owner);
 #pragma unroll
-    for (int i = 0; i < Warp::MergedRow::kVectors; ++i) {
-      const int column = Warp::MergedRow::column(i, own.lane);
+    for (int i = 0; i < Results::MergedRow::kVectors; ++i) {
+      const int column = Results::MergedRow::column(i, own.lane);
       const float* const x = merged.o[i];
-      if (column < Warp::kConfig.head_dim_v)
+      if (column < Results::kConfig.head_dim_v)
         ptx::st_async_16(
             o + column * 4,
             uint4{__float_as_uint(x[0]), __float_as_uint(x[1]), __float_as_uint(x[2]), __float_as_uint(x[3])},
@@ -87,19 +87,42 @@ __device__ __forceinline__ void send_rows(const FwdDecodeWarp<Instance>& own, co
 
 /// Merges the rows of which this CTA is the owner, and writes them.
 template <class Instance>
-__device__ __forceinline__ void write_owned_rows(const FwdDecodeWarp<Instance>& own,
+__device__ __forceinline__ void write_owned_rows(const FwdDecodeResults<Instance>& own,
                                                  const ClusterShare& share) {
-  using Warp = FwdDecodeWarp<Instance>;
-  constexpr int kColumns = Warp::kConfig.head_dim_v;
+  using Results = FwdDecodeResults<Instance>;
+  constexpr int kColumns = Results::kConfig.head_dim_v;
   const auto& memory = own.memory;
 #pragma unroll 1
   for (int row = share.rank + own.warp * share.ctas(); row < share.work.end_row;
-       row += Warp::kWarps * share.ctas()) {
+       row += Results::kWarps * share.ctas()) {
     const int slot = share.first_slot(row);
     const auto merged = own.template merge<kMostDecodeCtas>(
         memory.inbox_states() + slot, 1, memory.inbox() + slot * kColumns, kColumns, share.ctas());
     own.write_row(*memory.work_tile(own.warp), share.all, row, merged);
   }
+}
+
+/// The end of a tile, behind the results of all of the CTA: those of all CTAs are merged and written.
+template <class T, class Instance>
+__device__ __forceinline__ void merge_in_cluster(const ForwardArgs& args,
+                                                 const FwdDecodeResults<Instance>& own,
+                                                 const ClusterShare& share, int thread) {
+  const auto& memory = own.memory;
+  if (share.ctas() == 1) {  // the rows of its warps are all
+    own.write_rows(share.all, share.work.end_row);
+  } else {
+    send_rows(own, share);
+  }
+  if (own.warp == 0 && args.num_splits == 1 && share.work.span.length_q != share.work.span.used_q)
+    for (int h = share.rank; h < packed_heads(args); h += share.ctas())
+      clear_unused<T>(args.p, share.work.span, share.work.batch, share.work.head * packed_heads(args) + h, 0,
+                      1);
+  if (share.ctas() == 1 || share.rank >= share.work.end_row) return;
+  if (thread == 0)
+    ptx::mbarrier_arrive_expect(memory.inbox_full(),
+                                share.owned_rows() * share.ctas() * Instance::kConfig.inbox_row_bytes());
+  ptx::mbarrier_wait(memory.inbox_full(), 0);
+  write_owned_rows(own, share);
 }
 
 template <class Instance>
@@ -124,21 +147,7 @@ __global__ void __launch_bounds__(Instance::kConfig.threads(), Instance::kConfig
   ptx::let_next_launch_begin();  // it waits, and has its CTAs where those of this one end
   Warp own(args, memory, warp, lane);
   own.sum_up(share.work, share.own, [] { ptx::cluster_wait(); });
-  if (share.ctas() == 1) {  // the rows of its warps are all
-    own.write_rows(share.all, share.work.end_row);
-  } else {
-    send_rows(own, share);
-  }
-  if (warp == 0 && args.num_splits == 1 && share.work.span.length_q != share.work.span.used_q)
-    for (int h = share.rank; h < packed_heads(args); h += share.ctas())
-      clear_unused<T>(args.p, share.work.span, share.work.batch, share.work.head * packed_heads(args) + h, 0,
-                      1);
-  if (share.ctas() == 1 || share.rank >= share.work.end_row) return;
-  if (thread == 0)
-    ptx::mbarrier_arrive_expect(memory.inbox_full(),
-                                share.owned_rows() * share.ctas() * Warp::kConfig.inbox_row_bytes());
-  ptx::mbarrier_wait(memory.inbox_full(), 0);
-  write_owned_rows(own, share);
+  merge_in_cluster<T>(args, own.results(), share, thread);
 }
 
 }  // namespace fovea::cuda

@@ -36,13 +36,31 @@ struct FwdDecodeConfig {
     const int ring = stages * stage_bytes(), o = tile_m * head_dim_v * 4;
     return ring > o ? ring : o;
   }
+  /// Results that are merged at the end of a tile, and the distance of their rows of O.
+  constexpr int results() const { return warps; }
+  constexpr int result_step() const { return ring_bytes(); }
+  static constexpr int results_at() { return 0; }
+  constexpr int warp_step() const {
+    return ring_bytes();
+  }  ///< from the stages of a warp to those of the next
+  constexpr int copying_warps() const { return warps; }
+  static constexpr bool copies_pieces() {
+    return false;
+  }                                                       ///< and leaves rows that are apart to other kernels
+  static constexpr int unit_keys() { return kWarpKeys; }  ///< of blocks that CTAs share
+  /// How a warp's keys and values lie in a stage, and how far the latter are behind the former.
+  template <class Key, int kColumns, int kRows>
+  using RowsInStage = KeyFragments<Key, kColumns>;
+  static constexpr int stage_keys() { return kWarpKeys; }
+  constexpr int values_behind() const { return kWarpKeys * head_dim * key_bytes(); }
   constexpr int q_at() const { return warps * ring_bytes(); }
   /// A fragment of 16 rows and 16 columns: 16 bytes a lane.
   constexpr int q_bytes() const { return q_in_shared ? tile_m * head_dim * 2 : 0; }
   /// Rows of O that other CTAs send, their states, and an mbarrier.
   constexpr int inbox_at() const { return q_at() + q_bytes(); }
   constexpr int inbox_row_bytes() const { return head_dim_v * 4 + 8; }
-  constexpr int inbox_bytes() const { return cluster ? tile_m * inbox_row_bytes() + 16 : 0; }
+  constexpr int inbox_rows() const { return tile_m; }
+  constexpr int inbox_bytes() const { return cluster ? inbox_rows() * inbox_row_bytes() + 16 : 0; }
   constexpr int units_at() const { return inbox_at() + inbox_bytes(); }
   constexpr int units_bytes() const { return cluster ? 0 : (kStreamSequences + 4) * 4 + 48; }
   constexpr int states_at() const { return units_at() + units_bytes(); }
@@ -64,27 +82,30 @@ struct RowState {
 };
 
 template <class Instance>
+using ConfigOf = std::remove_cvref_t<decltype(Instance::kConfig)>;
+
+template <class Instance>
 struct FwdDecodeMemory {
-  struct Config : FwdDecodeConfig {
-    int tile_n = FwdDecodeConfig::tile_n();
+  struct Config : ConfigOf<Instance> {
+    int tile_n = ConfigOf<Instance>::tile_n();
   };
   static constexpr Config kConfig{Instance::kConfig};
   uint32_t base;
   unsigned char* bytes;
 
   __device__ __forceinline__ uint32_t stage(int warp, int s) const {
-    return base + warp * kConfig.ring_bytes() + s * kConfig.stage_bytes();
+    return base + warp * kConfig.warp_step() + s * kConfig.stage_bytes();
   }
   /// Fragment `step` of rows 16 m to 16 m + 15 of Q.
   __device__ __forceinline__ uint32_t q(int m, int step, int lane) const {
     return base + kConfig.q_at() + ((m * (kConfig.head_dim / 16) + step) * 32 + lane) * 16;
   }
-  /// Rows of O of a warp, over its ring.
-  __device__ __forceinline__ float* o(int warp) const {
-    return reinterpret_cast<float*>(bytes + warp * kConfig.ring_bytes());
+  /// Rows of O of a result: that of a warp lies over its ring.
+  __device__ __forceinline__ float* o(int result) const {
+    return reinterpret_cast<float*>(bytes + kConfig.results_at() + result * kConfig.result_step());
   }
-  __device__ __forceinline__ RowState* states(int warp) const {
-    return reinterpret_cast<RowState*>(bytes + kConfig.states_at()) + warp * kConfig.tile_m;
+  __device__ __forceinline__ RowState* states(int result) const {
+    return reinterpret_cast<RowState*>(bytes + kConfig.states_at()) + result * kConfig.tile_m;
   }
   /// Of each warp: registers are few.
   __device__ __forceinline__ FwdWorkTile* work_tile(int warp) const {
@@ -93,7 +114,7 @@ struct FwdDecodeMemory {
 
   // --- of clusters ---
 
-  static constexpr int kInboxStates = kConfig.inbox_at() + kConfig.tile_m * kConfig.head_dim_v * 4;
+  static constexpr int kInboxStates = kConfig.inbox_at() + kConfig.inbox_rows() * kConfig.head_dim_v * 4;
   __device__ __forceinline__ uint32_t inbox_o(int slot) const {
     return base + kConfig.inbox_at() + slot * kConfig.head_dim_v * 4;
   }
@@ -107,7 +128,7 @@ struct FwdDecodeMemory {
     return reinterpret_cast<const RowState*>(bytes + kInboxStates);
   }
   __device__ __forceinline__ uint32_t inbox_full() const {
-    return base + kConfig.inbox_at() + kConfig.tile_m * kConfig.inbox_row_bytes();
+    return base + kConfig.inbox_at() + kConfig.inbox_rows() * kConfig.inbox_row_bytes();
   }
 
   // --- of shares of all keys ---

@@ -19,13 +19,16 @@ enum class KeyLayout {
 /// A warp, and what it knows of the rows that it copies next.
 template <class Instance>
 struct FwdDecodeRows {
-  static constexpr FwdDecodeConfig kConfig = Instance::kConfig;
+  static constexpr auto kConfig = Instance::kConfig;
   using Key = std::conditional_t<kConfig.e4m3, E4M3, typename Instance::Element>;
   using Memory = FwdDecodeMemory<Instance>;
-  using KeysOfK = KeyFragments<Key, kConfig.head_dim>;
-  using KeysOfV = KeyFragments<Key, kConfig.head_dim_v>;
-  static constexpr int kWarps = kConfig.warps, kTileN = kConfig.tile_n(), kWarpKeys = kConfig.kWarpKeys;
-  static constexpr int kStages = kConfig.stages;
+  using KeysOfK =
+      typename ConfigOf<Instance>::template RowsInStage<Key, kConfig.head_dim, kConfig.stage_keys()>;
+  using KeysOfV =
+      typename ConfigOf<Instance>::template RowsInStage<Key, kConfig.head_dim_v, kConfig.stage_keys()>;
+  static constexpr int kWarps = kConfig.copying_warps(), kWarpKeys = kConfig.kWarpKeys,
+                       kTileN = kWarpKeys * kWarps;
+  static constexpr int kStages = kConfig.stages, kPiecesOfStage = kConfig.stage_keys() / kWarpKeys;
   static constexpr uint32_t kWholeWarp = 0xffffffffu;
 
   const ForwardArgs& f;
@@ -53,22 +56,22 @@ struct FwdDecodeRows {
                                        int end, int stage) {
     if (n < end) {
       const int last = last_key - n * kWarpKeys;
-      const uint32_t to = memory.stage(warp, stage);
+      const uint32_t to = memory.stage(kConfig.copies_pieces() ? n % kPiecesOfStage : warp, stage);
       if constexpr (kLayout != KeyLayout::kOnePiece) {
         if (copied == pieces_of_group(kLayout)) begin_group<kLayout>(k, v, last_key, n, end);
       }
       if constexpr (kLayout == KeyLayout::kOnePiece) {
         const int64_t first = n * kWarpKeys;
         copy_rows<KeysOfK>(to, k.data + first * row_bytes(k), row_bytes(k), last, f.p.head_dim);
-        copy_rows<KeysOfV>(to + KeysOfK::kBytes, v.data + first * row_bytes(v), row_bytes(v), last,
+        copy_rows<KeysOfV>(to + kConfig.values_behind(), v.data + first * row_bytes(v), row_bytes(v), last,
                            f.p.head_dim_v);
       } else if constexpr (kLayout == KeyLayout::kPieceInPage) {
         copy_rows<KeysOfK>(to, k.data + of_lane(of_k, copied), row_bytes(k), last, f.p.head_dim);
-        copy_rows<KeysOfV>(to + KeysOfK::kBytes, v.data + of_lane(of_v, copied), row_bytes(v), last,
+        copy_rows<KeysOfV>(to + kConfig.values_behind(), v.data + of_lane(of_v, copied), row_bytes(v), last,
                            f.p.head_dim_v);
       } else {
         copy_from_pages<KeysOfK>(to, k.data, of_k, last, f.p.head_dim);
-        copy_from_pages<KeysOfV>(to + KeysOfK::kBytes, v.data, of_v, last, f.p.head_dim_v);
+        copy_from_pages<KeysOfV>(to + kConfig.values_behind(), v.data, of_v, last, f.p.head_dim_v);
       }
       ++copied;
     }
@@ -84,7 +87,9 @@ struct FwdDecodeRows {
       if (!kConfig.pages || !rows.paged())
         return run(std::integral_constant<KeyLayout, KeyLayout::kOnePiece>{});
     }
-    if constexpr (kConfig.pages) {
+    if constexpr (kConfig.copies_pieces()) {
+      run(std::integral_constant<KeyLayout, KeyLayout::kPieceInPage>{});
+    } else if constexpr (kConfig.pages) {
       if ((f.p.cache_rows.value | rows.first) % kWarpKeys == 0) {
         run(std::integral_constant<KeyLayout, KeyLayout::kPieceInPage>{});
       } else {
@@ -135,8 +140,9 @@ struct FwdDecodeRows {
     const char* from = first + row * row_bytes + chunk * 16;
 #pragma unroll
     for (int i = 0; i < Rows::kCopies; ++i)
-      ptx::cp_async_16(Rows::copied_to(to, row, chunk, i),
-                       from + int64_t{i} * (Rows::kRowsAtOnce * row_bytes), Rows::kRowsAtOnce * i <= end);
+      ptx::cp_async_16<Rows::kFetchLines>(Rows::copied_to(to, row, chunk, i),
+                                          from + int64_t{i} * (Rows::kRowsAtOnce * row_bytes),
+                                          Rows::kRowsAtOnce * i <= end);
   }
   /// Copies the 16 rows of the piece that is next, which lie in several pages.
   template <class Rows>
@@ -148,8 +154,9 @@ struct FwdDecodeRows {
     data += chunk * 16;
 #pragma unroll
     for (int i = 0; i < Rows::kCopies; ++i)
-      ptx::cp_async_16(Rows::copied_to(to, row, chunk, i),
-                       data + of_lane(offset, knows + Rows::kRowsAtOnce * i), Rows::kRowsAtOnce * i <= end);
+      ptx::cp_async_16<Rows::kFetchLines>(Rows::copied_to(to, row, chunk, i),
+                                          data + of_lane(offset, knows + Rows::kRowsAtOnce * i),
+                                          Rows::kRowsAtOnce * i <= end);
   }
 };
 

@@ -126,7 +126,10 @@ struct Kernel {
   bool e4m3_queries = false;  ///< forward: q may be float8_e4m3fn, with factors; dtype is that of o then
   /// Forward: multiplies q, k and v of 8 bits as they are, v as a kTransposeValues kernel before it writes it.
   bool e4m3_operands = false;
-  bool pages = false;          ///< forward: finds keys by a table of pages, where there is one
+  bool pages = false;     ///< forward: finds keys by a table of pages, where there is one
+  bool one_piece = true;  ///< forward: takes keys in one piece, too
+  bool copies_pieces =
+      false;  ///< forward for few queries: some warps copy, in pieces of 16 keys that lie side by side
   bool multiplies_qv = false;  ///< forward: adds the products of qv and v to the scores, where there is qv
   /// Forward: of values that are the first columns of keys, which are read once; with qv, of [K | V].
   bool values_in_keys = false;

@@ -200,7 +200,16 @@ std::string arriving_clause(const Kernel& k, const KernelRequest& r) {
 
 /// Of kernels whose tiles hold all queries of a key head.
 std::string few_rows_clause(const Kernel& k, const KernelRequest& r) {
-  const int64_t rows = r.problem.seqlen_q * (packs_group(r.problem, k) ? r.problem.group() : 1);
+  const bool packs = packs_group(r.problem, k);
+  const int64_t rows = r.problem.seqlen_q * (packs ? r.problem.group() : 1);
+  if (k.copies_pieces && !packs && r.problem.group() > 1) {
+    // A key head's keys would be read by several tiles, which is better than no tensor cores, not than tiles of more rows.
+    constexpr int64_t kFewRows = 32, kFewRowsHeadDim = 128;
+    const bool few = r.problem.seqlen_q * r.problem.group() <= kFewRows;
+    if (few ? r.problem.head_dim <= kFewRowsHeadDim : r.problem[Role::kQ].dtype == DType::kE4M3)
+      return "leaves groups that do not fit its tile of " + std::to_string(k.tile_m) +
+             " rows to kernels of more";
+  }
   if (rows <= k.tile_m) return "";
   return "is for queries of a key head that fit a tile of " + std::to_string(k.tile_m) +
          " rows, this problem has " + std::to_string(rows);
@@ -223,8 +232,16 @@ std::string values_in_keys_clause(const Kernel& k, const KernelRequest& r) {
 
 /// Where instructions for other layouts of keys would cost time, kernels that decode are compiled for one.
 std::string layout_clause(const Kernel& k, const AttentionProblem& p) {
-  const bool for_one = k.e4m3_keys || k.splits_in_cluster;
-  return for_one && k.pages && !p.has(Role::kPageTable) ? "is for keys in pages" : "";
+  return !k.one_piece && !p.has(Role::kPageTable) ? "is for keys in pages" : "";
+}
+
+/// Kernels with warps that copy for others have too few of them where each row of keys has to be found.
+std::string copying_clause(const Kernel& k, const AttentionProblem& p) {
+  constexpr int64_t kPiece = 16;
+  if (!k.copies_pieces || !p.has(Role::kPageTable)) return "";
+  return p.cache_rows % kPiece != 0 || p.has(Role::kLeftPadK)
+             ? "is for pages of multiples of " + std::to_string(kPiece) + " rows, without leftpad_k"
+             : "";
 }
 
 std::string stream_clause(const Kernel& k, const KernelRequest& r) {
@@ -239,6 +256,7 @@ std::string stream_clause(const Kernel& k, const KernelRequest& r) {
   if (k.tma && !p.packed_k && !p.has(Role::kSeqUsedK))
     return "is for keys whose number the GPU alone knows (seqused_k, cu_seqlens_k)";
   if (std::string clause = layout_clause(k, p); !clause.empty()) return clause;
+  if (std::string clause = copying_clause(k, p); !clause.empty()) return clause;
   // Boxes of 16 rows take TMA 2 % longer than rows that warps copy (64 sequences of 8,192, H200), boxes of 64 less long.
   constexpr int64_t kLargePages = 64;
   const bool small_pages = p.has(Role::kPageTable) && p.cache_rows < kLargePages;
@@ -259,6 +277,7 @@ std::string cluster_clause(const Kernel& k, const KernelRequest& r) {
   if (std::string clause = few_rows_clause(k, r); !clause.empty()) return clause;
   const AttentionProblem& p = r.problem;
   if (std::string clause = layout_clause(k, p); !clause.empty()) return clause;
+  if (std::string clause = copying_clause(k, p); !clause.empty()) return clause;
   const int64_t tiles = tiles_of_few_rows(p, k);
   const int ctas = ctas_of_cluster(p, k, r.device);
   // Those for few keys take a tile a CTA, of which an SM holds several.

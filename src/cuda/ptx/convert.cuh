@@ -93,6 +93,14 @@ __device__ __forceinline__ uint32_t e4m3x4_of(float a, float b, float c, float d
          static_cast<uint32_t>(e4m3_of(c)) << 16 | static_cast<uint32_t>(e4m3_of(d)) << 24;
 #endif
 }
+/// Two float16 as float8_e4m3fn, likewise, in the lower half (sm_89).
+__device__ __forceinline__ uint32_t e4m3x2_of_f16x2(uint32_t x) {
+  uint16_t y = 0;
+#if __CUDA_ARCH__ >= 890
+  asm("cvt.rn.satfinite.e4m3x2.f16x2 %0, %1;" : "=h"(y) : "r"(x));
+#endif
+  return y;
+}
 /// Two float8_e4m3fn as float16; the upper half of `pair` is not read. From sm_89 on one instruction.
 __device__ __forceinline__ uint32_t f16x2_of_e4m3x2(uint32_t pair) {
 #if __CUDA_ARCH__ >= 890

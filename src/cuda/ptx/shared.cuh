@@ -17,6 +17,9 @@ __device__ __forceinline__ uint2 ld_shared_8(uint32_t from) {
   asm volatile("ld.shared.v2.u32 {%0, %1}, [%2];" : "=r"(x.x), "=r"(x.y) : "r"(from) : "memory");
   return x;
 }
+__device__ __forceinline__ void st_shared_2(uint32_t to, uint16_t x) {
+  asm volatile("st.shared.u16 [%0], %1;" ::"r"(to), "h"(x) : "memory");
+}
 __device__ __forceinline__ void st_shared_4(uint32_t to, uint32_t x) {
   asm volatile("st.shared.u32 [%0], %1;" ::"r"(to), "r"(x) : "memory");
 }

@@ -109,6 +109,8 @@ struct Wgmma;
       }                                                                                                 \
     }                                                                                                   \
   }
+#define FOVEA_D16(c) FOVEA_O8(c, 0)
+FOVEA_WGMMA(16, FOVEA_P8(), FOVEA_D16, 8, 9, 10, 11, 12, 13);
 #define FOVEA_D32(c) FOVEA_O16(c, 0)
 FOVEA_WGMMA(32, FOVEA_P10() FOVEA_P6(1), FOVEA_D32, 16, 17, 18, 19, 20, 21);
 #define FOVEA_D48(c) FOVEA_O16(c, 0), FOVEA_O8(c, 16)
