@@ -336,9 +336,6 @@ bool groups_on_lanes(const float* rows, int64_t ld, int64_t count, int64_t size,
   return kOnLanes<T>;
 }
 
-/// Rows of four multiply what comes out of tables in as little time.
-constexpr int64_t kLeastLaneRowsOfCodes = 13;
-
 template <class Words, bool kTables>
 bool row_lanes(const float* rows, int64_t ld, int64_t count, int64_t size, DType key_type, float* lanes) {
   if (count < kLeastLaneRows) return false;
@@ -346,7 +343,7 @@ bool row_lanes(const float* rows, int64_t ld, int64_t count, int64_t size, DType
   if (key_type == DType::kBF16) return groups_on_lanes<Bf16, Words>(rows, ld, count, size, lanes);
 #if HWY_TARGET == HWY_AVX3
   if (kTables && key_type == DType::kE4M3)
-    return count >= kLeastLaneRowsOfCodes && groups_on_lanes<E4M3Code, Words>(rows, ld, count, size, lanes);
+    return groups_on_lanes<E4M3Code, Words>(rows, ld, count, size, lanes);
 #endif
   if (key_type == DType::kE4M3) return groups_on_lanes<E4M3Number, Words>(rows, ld, count, size, lanes);
   return groups_on_lanes<float, Words>(rows, ld, count, size, lanes);

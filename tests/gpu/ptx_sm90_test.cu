@@ -5,20 +5,24 @@
 #include <cuda_fp16.h>
 
 #include <array>
+#include <cmath>
 #include <cstdint>
 #include <cstring>
 #include <vector>
 
 #include "cuda/ptx/acquire_release.cuh"
 #include "cuda/ptx/address.cuh"
+#include "cuda/ptx/barrier.cuh"
 #include "cuda/ptx/bulk.cuh"
 #include "cuda/ptx/cluster.cuh"
+#include "cuda/ptx/convert.cuh"
 #include "cuda/ptx/cp_async.cuh"
 #include "cuda/ptx/grid.cuh"
 #include "cuda/ptx/mbarrier.cuh"
 #include "cuda/ptx/packed.cuh"
 #include "cuda/ptx/red.cuh"
 #include "cuda/ptx/setmaxnreg.cuh"
+#include "cuda/ptx/shared.cuh"
 #include "cuda/ptx/special.cuh"
 #include "cuda/ptx/stmatrix.cuh"
 #include "cuda/ptx/tma.cuh"
@@ -455,6 +459,98 @@ TEST(PtxSm90, CpAsyncFillsPartsWithZeros) {
   }
 }
 
+// ---- copies that arrive, votes, pieces
+
+constexpr int kCopyRounds = 12, kCopyStages = 3;
+
+/// Warp 0 copies 512 bytes a round through a ring, without waiting for one; warp 1 adds 1 to each word.
+__global__ void copies_arrive(const uint4* from, uint32_t* to) {
+  __shared__ alignas(16) uint4 words[kCopyStages][32];
+  __shared__ alignas(8) uint64_t barriers[2 * kCopyStages];
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  const auto barrier = [&](int i) { return ptx::shared_address(&barriers[i]); };
+  if (threadIdx.x == 0) {
+    for (int i = 0; i < 2 * kCopyStages; ++i) ptx::mbarrier_init(barrier(i), 32);
+    ptx::mbarrier_init_fence();
+  }
+  __syncthreads();  // the barriers are initialised
+  for (int round = 0; round < kCopyRounds; ++round) {
+    const int stage = round % kCopyStages;
+    const uint32_t parity = static_cast<uint32_t>(round / kCopyStages) & 1;
+    if (threadIdx.x < 32) {
+      ptx::mbarrier_wait(barrier(kCopyStages + stage), parity ^ 1);
+      ptx::cp_async_16<true>(ptx::shared_address(&words[stage][lane]), from + round * 32 + lane, round != 5);
+      ptx::mbarrier_arrive_behind_copies(barrier(stage));
+    } else {
+      ptx::mbarrier_wait(barrier(stage), parity);
+      const uint4 x = words[stage][31 - lane];  // another lane's copy
+      ptx::mbarrier_arrive(barrier(kCopyStages + stage));
+      to[round * 32 + 31 - lane] = x.x + x.y + x.z + x.w;
+    }
+  }
+}
+
+TEST(PtxSm90, CopiesArriveByThemselves) {
+  FOVEA_SKIP_WITHOUT_HOPPER();
+  std::vector<uint32_t> numbers(kCopyRounds * 32 * 4);
+  for (size_t i = 0; i < numbers.size(); ++i) numbers[i] = static_cast<uint32_t>(i * i + 1);
+  const DeviceArray<uint32_t> from(numbers);
+  DeviceArray<uint32_t> to(kCopyRounds * 32);
+  copies_arrive<<<1, 64>>>(reinterpret_cast<const uint4*>(from.data()), to.data());
+  const auto got = to.values();
+  for (size_t i = 0; i < got.size(); ++i) {
+    uint32_t sum = 0;
+    for (size_t word = 0; word < 4; ++word) sum += numbers[4 * i + word];
+    EXPECT_EQ(got[i], i / 32 == 5 ? 0u : sum) << i;
+  }
+}
+
+/// In round r only thread r of the first 128 has something to say; the others vote at a barrier of their own, all against.
+__global__ void vote(uint32_t* heard) {
+  const int thread = static_cast<int>(threadIdx.x), barrier = 1 + thread / 128;
+  uint32_t rounds = 0;
+  for (int round = 0; round < 160; ++round)
+    rounds += ptx::barrier_wait_any(barrier, 128, thread == round && thread < 128) ? 1u : 0u;
+  heard[thread] = rounds;
+}
+
+TEST(PtxSm90, BarriersTellWhetherAnyHas) {
+  FOVEA_SKIP_WITHOUT_HOPPER();
+  DeviceArray<uint32_t> heard(256);
+  vote<<<1, 256>>>(heard.data());
+  const auto got = heard.values();
+  for (size_t thread = 0; thread < got.size(); ++thread)
+    EXPECT_EQ(got[thread], thread < 128 ? 128u : 0u) << thread;
+}
+
+/// Each float16 beside another, and where the pair lies in memory.
+__global__ void convert_pairs(uint32_t* pairs) {
+  __shared__ uint32_t words[256];
+  const uint32_t i = blockIdx.x * blockDim.x + threadIdx.x;
+  const uint32_t pair = ptx::e4m3x2_of_f16x2(i | (i ^ 0xffffu) << 16);
+  ptx::st_shared_2(ptx::shared_address(&words[threadIdx.x]), static_cast<uint16_t>(pair));
+  ptx::st_shared_2(ptx::shared_address(&words[threadIdx.x]) + 2, static_cast<uint16_t>(pair >> 8));
+  pairs[i] = words[threadIdx.x];
+}
+
+TEST(PtxSm90, PairsOfFloat16BecomeOf8Bits) {
+  FOVEA_SKIP_WITHOUT_HOPPER();
+  DeviceArray<uint32_t> pairs(1 << 16);
+  convert_pairs<<<256, 256>>>(pairs.data());
+  const auto got = pairs.values();
+  for (uint32_t i = 0; i < got.size(); ++i) {
+    for (uint32_t half = 0; half < 2; ++half) {
+      const uint32_t code = half == 0 ? i : i ^ 0xffffu;
+      const float x = fovea::to_float(fovea::F16{static_cast<uint16_t>(code)});
+      const uint8_t expected = fovea::from_float<fovea::E4M3>(x).bits;
+      const auto byte = static_cast<uint8_t>(got[i] >> (8 * half));
+      ASSERT_EQ(byte & 0x7f, expected & 0x7f) << x;
+      if (!std::isnan(x)) ASSERT_EQ(byte, expected) << x;
+    }
+    ASSERT_EQ(got[i] >> 16, got[i] >> 8 & 0xffu) << "the upper byte alone";
+  }
+}
+
 // ---- stmatrix, pairs, thread_index
 
 template <bool kTrans>
@@ -768,6 +864,7 @@ void expect_products_of_8_bits() {
 
 TEST(PtxSm90, WgmmaMultiplies) {
   FOVEA_SKIP_WITHOUT_HOPPER();
+  expect_products<16>();
   expect_products<32>();
   expect_products<48>();
   expect_products<64>();
@@ -787,6 +884,7 @@ TEST(PtxSm90, WgmmaMultiplies) {
 
 TEST(PtxSm90, WgmmaMultiplies8Bits) {
   FOVEA_SKIP_WITHOUT_HOPPER();
+  expect_products_of_8_bits<16>();
   expect_products_of_8_bits<32>();
   expect_products_of_8_bits<64>();
   expect_products_of_8_bits<96>();

@@ -845,6 +845,37 @@ TEST(Schedule, ClustersShareTheKeysOfFewTiles) {
   says(refusal(p), "where the GPU alone knows the lengths");
 }
 
+TEST(Schedule, WarpsThatCopyPiecesLeaveRowsThatAreApartAndLargeGroups) {
+  Kernel kernel = cluster_kernel();
+  kernel.tile_m = 4;
+  kernel.copies_pieces = kernel.pages = kernel.e4m3_keys = kernel.e4m3_queries = true;
+  kernel.head_dim = kernel.head_dim_v = 256;
+  const auto refusal = [&](AttentionProblem p, DType queries = DType::kBF16) {
+    p.tensors[index_of(Role::kQ)].dtype = queries;
+    p.tensors[index_of(Role::kK)].dtype = p.tensors[index_of(Role::kV)].dtype = DType::kE4M3;
+    return cannot_because(kernel, KernelRequest(p, hopper(), false, nullptr, {}));
+  };
+  const auto paged = [](int64_t rows) {
+    AttentionProblem p = problem(1, 1, 8192, 32, 8, 64);
+    add(p, Role::kPageTable);
+    p.cache_rows = rows;
+    return p;
+  };
+  EXPECT_EQ(refusal(problem(1, 1, 8192, 32, 8, 64)), "");
+  EXPECT_EQ(refusal(paged(48)), "");
+  EXPECT_EQ(refusal(paged(24)), "is for pages of multiples of 16 rows, without leftpad_k");
+  AttentionProblem padded = paged(48);
+  add(padded, Role::kLeftPadK);
+  EXPECT_EQ(refusal(padded), "is for pages of multiples of 16 rows, without leftpad_k");
+
+  const AttentionProblem rows_32 = problem(1, 4, 8192, 8, 1, 64), rows_64 = problem(1, 4, 8192, 16, 1, 64);
+  EXPECT_NE(refusal(rows_32).find("to kernels of more"), std::string::npos)
+      << "a tile of 32 rows reads keys once";
+  EXPECT_EQ(refusal(problem(1, 4, 8192, 8, 1, 256)), "") << "no tile has 32 rows of 256 columns";
+  EXPECT_EQ(refusal(rows_64), "") << "CUDA cores are what is left";
+  EXPECT_NE(refusal(rows_64, DType::kE4M3).find("to kernels of more"), std::string::npos);
+}
+
 TEST(Schedule, FewClustersShareTheKeysOfATileWhereThereAreMany) {
   Kernel cluster = cluster_kernel();
   using Pair = std::pair<int, int>;  // CTAs of a cluster, clusters of a tile
