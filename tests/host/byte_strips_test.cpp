@@ -6,7 +6,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <set>
-#include <vector>
 
 namespace fovea::tile {
 namespace {
@@ -72,8 +71,7 @@ TEST(ByteStrips, ValuesBecomeOperandA) {
     for (int reg = 0; reg < 4; ++reg) {
       for (int byte = 0; byte < 4; ++byte) {
         const Coord wanted = WgmmaOperandA8::at(lane, reg, byte);
-        const int selected = reg % 2 == 0 ? std::vector<int>{0, 2, 4, 6}[static_cast<size_t>(byte)]
-                                          : std::vector<int>{1, 3, 5, 7}[static_cast<size_t>(byte)];
+        const int selected = 2 * byte + reg % 2;
         const int eight = reg / 2 * 2 + selected / 4;
         const int key = 8 * eight + 2 * (lane % 4) + selected % 4 / 2, column = lane / 4 * 2 + selected % 2;
         EXPECT_EQ(wanted.row, column / 2 + 8 * (column % 2));
