@@ -33,7 +33,8 @@ KINDS = {"append": "kAppend", "merge": "kMerge", "move": "kMove", "forward": "kF
          "dbias": "kDBias", "dsink": "kDSink", "named_zeros": "kNamedZeros",
          "named_gradients": "kNamedGradients", "named_peaks": "kNamedPeaks", "named_sums": "kNamedSums",
          "named_results": "kNamedResults", "seen_blocks": "kSeenBlocks",
-         "backward_seen_blocks": "kBackwardSeenBlocks"}
+         "backward_seen_blocks": "kBackwardSeenBlocks",
+         "alibi_norms": "kAlibiNorms", "backward_alibi_norms": "kBackwardAlibiNorms"}
 # Kinds whose kernels look at scores, and may be compiled for an expression of them.
 WITH_SOURCE = ("forward", "backward", "backward_dv", "backward_dq", "list_keys", "dbias", "named_gradients", "named_peaks", "named_sums", "seen_blocks", "backward_seen_blocks")
 BACKENDS = {"sm90": "kSm90", "sm80": "kMmaSm80", "tf32": "kTf32", "sm75": "kMmaSm75", "simt": "kSimt", "any": "kAny"}
@@ -42,7 +43,7 @@ TERMS_HEADER = pathlib.Path(__file__).resolve().parents[1] / "src/cuda/launch/te
 TERM = {name: f"kTerm{Name}" for Name, name in re.findall(r"X\((\w+), (\w+), \"", TERMS_HEADER.read_text(encoding="utf-8"))}
 
 FAMILY_KEYS = {"header", "kind", "backend", "entry", "config", "fields", "threads", "cluster", "ctas_per_sm", "shared_bytes", "tile_m", "tile_n",
-               "value_slice", "grid", "args", "tma", "persistent", "group_divides", "bf16x3", "e4m3_keys", "e4m3_queries", "e4m3_operands", "pages", "one_piece", "copies_pieces", "multiplies_qv", "values_in_keys", "stream_k", "splits_in_cluster", "seen_blocks", "writes_dq", "dk_alone", "adds_dbias", "any_order", "chain", "begins_early", "can_split",
+               "value_slice", "grid", "args", "tma", "persistent", "group_divides", "bf16x3", "e4m3_keys", "e4m3_queries", "e4m3_operands", "pages", "one_piece", "copies_pieces", "multiplies_qv", "values_in_keys", "stream_k", "splits_in_cluster", "seen_blocks", "alibi_norms", "writes_dq", "dk_alone", "adds_dbias", "any_order", "chain", "begins_early", "can_split",
                "can_pack", "aligned_only",
                "oldest", "specific", "code_paths", "sass", "library", "instances"}
 INSTANCE_KEYS = {"dtypes", "head_dim", "head_dim_v", "variant", "terms", "min_capability", "max_capability", "min_keys", "most_keys", "min_queries", "rate", "unequal_rate",
@@ -168,7 +169,7 @@ def kernels_of(key, family):
                 check(re.fullmatch(r"\w+", family["args"]), f"args = {family['args']!r}: expected the name of a binding")
                 members.append(("binding", f"&{family['args']}_args"))
             if "grid" in family:
-                forward = family["kind"] in ("forward", "bf16x3", "transpose_values", "seen_blocks", "combine")
+                forward = family["kind"] in ("forward", "bf16x3", "transpose_values", "seen_blocks", "alibi_norms", "combine")
                 members.append(("forward_grid" if forward else "backward_grid",
                                 f"[](const {'ForwardArgs' if forward else 'BackwardArgs'}& args) -> Grid {{ "
                                 f"return {{{expression(family['grid'])}}}; }}"))
@@ -176,7 +177,7 @@ def kernels_of(key, family):
             if "value_slice" in family:
                 members.append(("value_slice", expression(family["value_slice"])))
             members.append(("terms", terms_of(row.get("terms", "all"))))
-            for member in ("can_split", "can_pack", "group_divides", "persistent", "aligned_only", "tma", "bf16x3", "e4m3_keys", "e4m3_queries", "e4m3_operands", "pages", "one_piece", "copies_pieces", "multiplies_qv", "values_in_keys", "stream_k", "splits_in_cluster", "seen_blocks", "writes_dq", "dk_alone", "adds_dbias", "any_order", "chain", "begins_early", "tile_m", "tile_n", "threads",
+            for member in ("can_split", "can_pack", "group_divides", "persistent", "aligned_only", "tma", "bf16x3", "e4m3_keys", "e4m3_queries", "e4m3_operands", "pages", "one_piece", "copies_pieces", "multiplies_qv", "values_in_keys", "stream_k", "splits_in_cluster", "seen_blocks", "alibi_norms", "writes_dq", "dk_alone", "adds_dbias", "any_order", "chain", "begins_early", "tile_m", "tile_n", "threads",
                            "cluster", "ctas_per_sm", "shared_bytes"):
                 if member in family:
                     members.append((member, expression(family[member])))

@@ -108,6 +108,7 @@ struct AttentionProblem {
   TensorDescs tensors;
   std::shared_ptr<const expr::PairExpressions> expressions;  ///< null: the problem has none
   std::vector<NamedTensor> named;
+  int named_slopes = -1;  ///< the named tensor that a run brings for alibi, too; -1: alibi comes as itself
 
   const TensorDesc& operator[](Role r) const { return tensors[index_of(r)]; }
   bool has(Role r) const { return tensors[index_of(r)].present; }

@@ -15,6 +15,7 @@
 
 #include "cpu/backward_work.hpp"
 #include "cpu/forward.hpp"
+#include "cpu/key_reach.hpp"
 #include "cpu/panel.hpp"
 #include "cpu/parallel.hpp"
 
@@ -161,15 +162,18 @@ class Backward final : public Prepared {
         schedule_(schedule_of(p, staging_, options)),
         gradients_(problem_, items_of(p, schedule_)),
         programs_(p, false, gradients_.layouts()),
+        reach_(p, programs_),
         num_threads_(threads_for(options, schedule_)),
         shared_bytes_(shared_bytes(schedule_, gradients_)),
-        thread_bytes_(thread_bytes(p, staging_, schedule_, programs_)) {
-    workspace_size = static_cast<size_t>(shared_bytes_ + options.num_threads * thread_bytes_);
+        thread_bytes_(thread_bytes(p, staging_, schedule_, programs_)),
+        reach_offset_(shared_bytes_ + options.num_threads * thread_bytes_) {
+    workspace_size = static_cast<size_t>(reach_offset_ + reach_.bytes());
     summary = programs_.summary();
   }
 
   void run(const Buffers& buffers) const override {
-    const Run r{buffers, ScoreTerms(problem_, buffers, programs_), shared_in(buffers.workspace)};
+    Run r{buffers, ScoreTerms(problem_, buffers, programs_), shared_in(buffers.workspace), reach_};
+    r.reach.set_memory(static_cast<char*>(buffers.workspace) + reach_offset_);
     if (problem_.batch == 0 && problem_.packed) clear_rows_of_no_sequence(problem_, buffers);
     row_statistics_of_all(r);
     if (!gradients_.empty()) {
@@ -194,6 +198,7 @@ class Backward final : public Prepared {
     const Buffers& buffers;
     ScoreTerms terms;
     Shared shared;
+    KeyReach reach;
   };
   Shared shared_in(void* workspace) const {
     Scratch memory(workspace);
@@ -208,6 +213,12 @@ class Backward final : public Prepared {
   }
   Group group_at(const Run& r, int64_t index) const {
     return {problem_, r.buffers, index / problem_.heads_kv, index % problem_.heads_kv};
+  }
+  /// With what lies beyond its reach left out.
+  Group narrowed_group_at(const Run& r, int64_t index) const {
+    Group group = group_at(r, index);
+    r.reach.narrow(group);
+    return group;
   }
   std::optional<RowGradient> row_gradient(const Run& r) const {
     const std::optional<KeyElements>& elements = gradients_.rows();
@@ -228,13 +239,16 @@ class Backward final : public Prepared {
   Schedule schedule_;
   TensorGradients gradients_;
   PairPrograms programs_;
+  KeyReach reach_;  ///< without memory
   int num_threads_;
-  int64_t shared_bytes_, thread_bytes_;
+  int64_t shared_bytes_, thread_bytes_, reach_offset_;
 };
 
 void Backward::row_statistics_of_all(const Run& r) const {
-  WorkQueue panels(schedule_.groups * schedule_.panels);
-  run_threads(num_threads_, [&](int) {
+  WorkQueue panels(schedule_.groups * schedule_.panels), heads_to_reach(r.reach.items());
+  run_threads(num_threads_, [&](int thread) {
+    for (int64_t item; (item = heads_to_reach.next()) >= 0;)
+      r.reach.find(*staging_.ops, group_at(r, item), r.terms, scratch_of(r, thread).pairs);
     for (int64_t item; (item = panels.next()) >= 0;) {
       const int64_t group_index = item / schedule_.panels, panel = item % schedule_.panels;
       const Group group = group_at(r, group_index);
@@ -253,7 +267,7 @@ void Backward::range_of_keys(const Run& r, const ThreadScratch& t, SeenBlocks& b
   const bool exact_checks = banded || r.terms.any || r.terms.dropout || programs_.has_sees;
   const int64_t range = item[kItemRange],
                 group_index = item[kItemBatch] * problem_.heads_kv + item[kItemHead];
-  const Group group = group_at(r, group_index);
+  const Group group = narrowed_group_at(r, group_index);
   if (range == 0) clear_unused_rows(staging_, group);
   const int64_t begin = range * schedule_.range_keys;
   const int64_t end = std::min(begin + schedule_.range_keys, group.span.used_k);
@@ -288,7 +302,7 @@ void Backward::query_gradients(const Run& r) const {
     SeenBlocks blocks = seen_blocks(r, t);
     for (int64_t item; (item = panels.next()) >= 0;) {
       const int64_t group_index = item / schedule_.panels, panel = item % schedule_.panels;
-      const Group group = group_at(r, group_index);
+      const Group group = narrowed_group_at(r, group_index);
       if (panel * kPanel < group.rows()) {
         write_query_gradients({staging_, group, r.terms, r.shared, t, blocks, group_index, 0}, panel);
       }

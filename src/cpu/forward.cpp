@@ -18,6 +18,7 @@
 #include <limits>
 
 #include "cpu/forward_work.hpp"
+#include "cpu/key_reach.hpp"
 #include "cpu/panel.hpp"
 #include "cpu/parallel.hpp"
 
@@ -232,12 +233,15 @@ class Forward final : public Prepared {
         num_threads_(threads_for(options, schedule_)),
         shared_(p, staging_, schedule_, programs_),
         shared_seen_(p, ops, programs_),
+        reach_(p, programs_),
         thread_bytes_(thread_bytes(p, staging_, schedule_, programs_)),
         split_offset_(options.num_threads * thread_bytes_),
         shared_offset_(split_offset_ + split_bytes(staging_, schedule_)),
         seen_offset_(shared_offset_ + round_up(shared_.bytes(), kAlignment)) {
     if (schedule_.row_path) shared_seen_ = {};
-    workspace_size = static_cast<size_t>(seen_offset_ + shared_seen_.bytes());
+    if (schedule_.row_path) reach_ = {};
+    reach_offset_ = seen_offset_ + round_up(shared_seen_.bytes(), kAlignment);
+    workspace_size = static_cast<size_t>(reach_offset_ + reach_.bytes());
     summary = summary_of(programs_, schedule_, options.splits);
   }
 
@@ -249,9 +253,12 @@ class Forward final : public Prepared {
     Group group;
     int64_t first_row, panels;
   };
+  Group group_at(const Buffers& buffers, int64_t index) const {
+    return {problem_, buffers, index / problem_.heads_kv, index % problem_.heads_kv};
+  }
   Tile tile_at(const Buffers& buffers, int64_t tile_index, int64_t tile) const {
     const int64_t group_index = tile_index / schedule_.tiles, first_row = tile * schedule_.panels * kPanel;
-    const Group group(problem_, buffers, group_index / problem_.heads_kv, group_index % problem_.heads_kv);
+    const Group group = group_at(buffers, group_index);
     return {group, first_row, std::min(schedule_.panels, ceil_div(group.rows() - first_row, kPanel))};
   }
   /// Last tiles first: under a causal mask they see the most keys.
@@ -267,6 +274,7 @@ class Forward final : public Prepared {
   struct Shared {
     SharedBlocks blocks;
     SharedSeen seen;
+    KeyReach reach;
   };
   /// What one item works with.
   struct Item {
@@ -297,7 +305,8 @@ class Forward final : public Prepared {
   int num_threads_;
   SharedBlocks shared_;     ///< without memory
   SharedSeen shared_seen_;  ///< the same
-  int64_t thread_bytes_, split_offset_, shared_offset_, seen_offset_;
+  KeyReach reach_;          ///< the same
+  int64_t thread_bytes_, split_offset_, shared_offset_, seen_offset_, reach_offset_;
 };
 
 /// A tile against one split of the keys.
@@ -328,7 +337,8 @@ void Forward::compute_item(const Buffers& buffers, const ScoreTerms& terms, cons
   if (schedule_.row_path) return compute_rows(buffers, terms, blocks, store, t, item);
   const int64_t split = item % schedule_.splits_apart(), tile_index = item / schedule_.splits_apart();
   const int64_t index = tile_of(tile_index);
-  const Tile tile = tile_at(buffers, tile_index, index);
+  Tile tile = tile_at(buffers, tile_index, index);
+  shared.reach.narrow(tile.group);
   const Group& group = tile.group;
   if (index == 0 && split == 0) write_unused_rows(group);
   if (tile.panels <= 0) return;
@@ -412,16 +422,19 @@ void Forward::run(const Buffers& buffers) const {
   char* workspace = static_cast<char*>(buffers.workspace);
   const SplitStore store{reinterpret_cast<float*>(workspace + split_offset_),
                          Partial::size(staging_, schedule_.few_rows()), &schedule_};
-  Shared shared{shared_, shared_seen_};
+  Shared shared{shared_, shared_seen_, reach_};
   shared.blocks.set_memory(buffers, workspace + shared_offset_);
   shared.seen.set_memory(workspace + seen_offset_);
-  WorkQueue seen_to_share(shared.seen.items());
+  shared.reach.set_memory(workspace + reach_offset_);
+  WorkQueue seen_to_share(shared.seen.items()), heads_to_reach(shared.reach.items());
   WorkQueue items(schedule_.items());
   run_threads(num_threads_, [&](int thread) {
     const ThreadScratch t = scratch_of(workspace, thread);
     SeenBlocks blocks(problem_, buffers, programs_, t.pairs.seen);
     for (int64_t item; (item = seen_to_share.next()) >= 0;)
       shared.seen.find(problem_, buffers, terms, blocks, *staging_.ops, t.scores, t.pairs.registers, item);
+    for (int64_t item; (item = heads_to_reach.next()) >= 0;)
+      shared.reach.find(*staging_.ops, group_at(buffers, item), terms, t.pairs);
     for (int64_t item; (item = items.next()) >= 0;)
       compute_item(buffers, terms, shared, blocks, store, t, item);
   });

@@ -64,6 +64,7 @@ constexpr Ops make_ops(const char* name) {
   ops.end_rows = end_rows;
   ops.transpose = transpose;
   ops.finite = finite;
+  ops.sum_of_squares = sum_of_squares;
   ops.to_float = to_float_any;
   ops.from_float = from_float_any;
   ops.interleave = interleave;

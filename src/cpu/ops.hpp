@@ -303,6 +303,8 @@ struct Ops {
   void (*transpose)(const float* src, int64_t ld_src, int64_t rows, int64_t cols, float* dst, int64_t ld_dst);
   /// Whether all elements of a row are finite.
   bool (*finite)(const void* row, DType type, int64_t count);
+  /// The sum of the squares of a row, in any order; infinite or NaN where an element is.
+  float (*sum_of_squares)(const void* row, DType type, int64_t count);
   /// Converts `count` elements of `type` to float32.
   void (*to_float)(const void* src, DType type, int64_t count, float* dst);
   /// Converts `count` float32 to `type`, rounding to nearest even.

@@ -197,6 +197,34 @@ bool finite(const void* row, DType type, int64_t count) {
   }
 }
 
+template <class T>
+float sum_of_squares_of(const T* row, int64_t count) {
+  V sums[2] = {hn::Zero(D()), hn::Zero(D())};
+  int64_t i = 0;
+  for (; i + 2 * kLanes <= count; i += 2 * kLanes) {
+    for (int64_t x = 0; x < 2; ++x) {
+      const V values = load_as_float(row + i + x * kLanes);
+      sums[x] = hn::MulAdd(values, values, sums[x]);
+    }
+  }
+  float sum = hn::GetLane(hn::SumOfLanes(D(), hn::Add(sums[0], sums[1])));
+  for (; i < count; ++i) sum += to_float(row[i]) * to_float(row[i]);
+  return sum;
+}
+
+float sum_of_squares(const void* row, DType type, int64_t count) {
+  switch (type) {
+    case DType::kF16:
+      return sum_of_squares_of(static_cast<const F16*>(row), count);
+    case DType::kBF16:
+      return sum_of_squares_of(static_cast<const Bf16*>(row), count);
+    case DType::kE4M3:
+      return sum_of_squares_of(static_cast<const E4M3*>(row), count);
+    default:
+      return sum_of_squares_of(static_cast<const float*>(row), count);
+  }
+}
+
 /// As from_float<Bf16>, element by element.
 void narrow(const float* src, int64_t count, Bf16* dst) {
   const D d;

@@ -114,6 +114,14 @@ int64_t closer_end(int64_t window, int64_t end, int64_t length) {
   return window < 0 ? end : std::min(window, end);
 }
 
+/// Of all sequences, where they are the same.
+std::optional<KnownLengths> known_lengths(const AttentionProblem& p) {
+  const bool differ = p.packed || p.packed_k || p.appends() || p.has(Role::kSeqUsedQ) ||
+                      p.has(Role::kSeqUsedK) || p.has(Role::kLeftPadK);
+  if (differ) return std::nullopt;
+  return KnownLengths{p.seqlen_q, p.seqlen_k};
+}
+
 }  // namespace
 
 std::optional<AttentionProblem> with_terms_in_expressions(const AttentionProblem& problem,
@@ -158,17 +166,35 @@ std::optional<AttentionProblem> with_terms_in_expressions(const AttentionProblem
 AttentionProblem with_windows(const AttentionProblem& problem) {
   AttentionProblem p = problem;
   if (!p.expressions || !p.expressions->sees) return p;
-  const bool lengths_differ = p.packed || p.packed_k || p.appends() || p.has(Role::kSeqUsedQ) ||
-                              p.has(Role::kSeqUsedK) || p.has(Role::kLeftPadK);
-  std::optional<KnownLengths> lengths;
-  if (!lengths_differ) lengths = {p.seqlen_q, p.seqlen_k};
-  WindowAndRest split = split_window(*p.expressions->sees, lengths);
+  WindowAndRest split = split_window(*p.expressions->sees, known_lengths(p));
   if (split.window == KeyWindow{}) return p;
   p.window_left = closer_end(p.window_left, -split.window.lowest, p.seqlen_k);
   p.window_right = closer_end(p.window_right, split.window.highest, p.seqlen_q);
   auto expressions = std::make_shared<PairExpressions>(*p.expressions);
   expressions->sees = std::move(split.rest);
   p.expressions = expressions->sees || expressions->score ? std::move(expressions) : nullptr;
+  return p;
+}
+
+AttentionProblem with_slopes(const AttentionProblem& problem) {
+  AttentionProblem p = problem;
+  if (!p.expressions || !p.expressions->score || p.expressions->sees || p.has(Role::kAlibi) ||
+      p.has(Role::kBias))
+    return p;
+  const auto slopes = slopes_of(*p.expressions->score, known_lengths(p), p.window_right == 0);
+  if (!slopes) return p;
+  const NamedTensor& named = p.named[slopes->tensor];
+  const size_t heads = slopes->by_batch ? 1 : 0;
+  const bool learns = std::any_of(p.named.begin(), p.named.end(),
+                                  [](const NamedTensor& tensor) { return tensor.gradient.present; });
+  if (named.tensor.dtype != DType::kF32 || learns) return p;
+  TensorDesc& alibi = p.tensors[index_of(Role::kAlibi)];
+  alibi = named.tensor;
+  alibi.ndim = 2;
+  alibi.shape = {p.batch, p.heads_q};
+  alibi.stride = {slopes->by_batch ? named.tensor.stride[0] : 0, named.tensor.stride[heads]};
+  p.named_slopes = static_cast<int>(slopes->tensor);
+  p.expressions = nullptr;
   return p;
 }
 

@@ -1,5 +1,5 @@
 // The terms of a problem that are arguments of their own, as parts of its expressions: for backends whose kernels are compiled
-// for expressions. And windows, which every kernel has, as arguments.
+// for expressions. And windows and slopes, which kernels have, as arguments.
 #pragma once
 
 #include <optional>
@@ -17,5 +17,9 @@ std::optional<AttentionProblem> with_terms_in_expressions(const AttentionProblem
 /// The same problem with what its `sees` says of a window as a window, and the rest of `sees` (windows.hpp). Named tensors stay, also
 /// where nothing reads them any more.
 AttentionProblem with_windows(const AttentionProblem& problem);
+
+/// The same problem with a score that is ALiBi's as slopes, which kernels have without an expression (AttentionProblem::named_slopes).
+/// Not where named tensors have gradients, beside a bias, or where `sees` keeps an expression.
+AttentionProblem with_slopes(const AttentionProblem& problem);
 
 }  // namespace fovea::expr

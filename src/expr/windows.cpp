@@ -1,4 +1,4 @@
-// Sums of positions and lengths, and comparisons of them as ends of an interval.
+// Sums of positions and lengths, comparisons of them as ends of an interval, and their products with slopes.
 #include "expr/windows.hpp"
 
 #include <algorithm>
@@ -186,7 +186,90 @@ class Splitter {
   std::vector<NodeId> rest_terms_;
 };
 
+/// What is left of a node without signs, and whether they make it negative.
+struct Signed {
+  NodeId id;
+  bool negative;
+};
+Signed without_signs(const Graph& graph, NodeId id) {
+  bool negative = false;
+  while (graph[id].op == Op::kNegate) {
+    id = graph[id].operand[0];
+    negative = !negative;
+  }
+  return {id, negative};
+}
+
+/// Takes a sum apart into s and a product.
+class SlopeFinder {
+ public:
+  SlopeFinder(const Expression& score, const std::optional<KnownLengths>& lengths, bool causal)
+      : graph_(score.graph), root_(score.root), lengths_(lengths), causal_(causal) {}
+
+  std::optional<Slopes> run() const {
+    const Node& sum = graph_[root_];
+    if (sum.op != Op::kAdd && sum.op != Op::kSubtract) return std::nullopt;
+    if (is_s(sum.operand[0])) return product(sum.operand[1], sum.op == Op::kSubtract);
+    return sum.op == Op::kAdd && is_s(sum.operand[1]) ? product(sum.operand[0], false) : std::nullopt;
+  }
+
+ private:
+  bool is_s(NodeId id) const {
+    return graph_[id].op == Op::kVariable && graph_[id].variable() == Variable::kS;
+  }
+  std::optional<Slopes> product(NodeId id, bool negative) const {
+    const Signed whole = without_signs(graph_, id);
+    const Node& node = graph_[whole.id];
+    if (node.op != Op::kMultiply) return std::nullopt;
+    for (const size_t slope : {0u, 1u}) {
+      const Signed left = without_signs(graph_, node.operand[slope]),
+                   right = without_signs(graph_, node.operand[1 - slope]);
+      const std::optional<Slopes> found = elements(graph_[left.id]);
+      const bool falls = negative != (whole.negative != (left.negative != right.negative));
+      if (found && is_distance(right.id, falls)) return found;
+    }
+    return std::nullopt;
+  }
+  std::optional<Slopes> elements(const Node& node) const {
+    if (node.op != Op::kTensor) return std::nullopt;
+    const auto is_name = [&](size_t d, Variable name) {
+      const Node& index = graph_[node.operand[d]];
+      return index.op == Op::kVariable && index.variable() == name;
+    };
+    if (node.operand_count == 1 && is_name(0, Variable::kH)) return Slopes{node.tensor(), false};
+    if (node.operand_count == 2 && is_name(0, Variable::kB) && is_name(1, Variable::kH))
+      return Slopes{node.tensor(), true};
+    return std::nullopt;
+  }
+  /// Whether slope times the node, subtracted where it `falls` and else added, is -slope |distance|.
+  bool is_distance(NodeId id, bool falls) const {
+    bool absolute = false;
+    while (graph_[id].op == Op::kAbs || graph_[id].op == Op::kToFloat) {
+      absolute = absolute || graph_[id].op == Op::kAbs;
+      id = graph_[id].operand[0];
+    }
+    const Signed inner = without_signs(graph_, id);
+    const auto sum = linear(graph_, inner.id);
+    const auto x = sum ? of_distance(*sum, lengths_) : std::nullopt;
+    if (!x || x->number != 0 || (x->factor != 1 && x->factor != -1)) return false;
+    if (absolute) return falls;
+    // Distances are at most 0: as they are they fall with their absolute value.
+    const bool is_negative = (x->factor == -1) != inner.negative;
+    return causal_ && is_negative == falls;
+  }
+
+  const Graph& graph_;
+  NodeId root_;
+  std::optional<KnownLengths> lengths_;
+  bool causal_;
+};
+
 }  // namespace
+
+std::optional<Slopes> slopes_of(const Expression& score, const std::optional<KnownLengths>& lengths,
+                                bool causal) {
+  return SlopeFinder(score, lengths, causal).run();
+}
 
 WindowAndRest split_window(const Expression& sees, const std::optional<KnownLengths>& lengths) {
   return Splitter(sees, lengths).run();

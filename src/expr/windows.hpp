@@ -1,5 +1,5 @@
-// The part of `sees` that is a window: an interval of the distance between a query's place and a key, which kernels have without an
-// expression.
+// What expressions say of the distance between a query's place and a key that kernels have without an expression: the part of `sees` that is a
+// window, an interval of it, and a score that falls with it as ALiBi's does.
 #pragma once
 
 #include <cstdint>
@@ -31,5 +31,15 @@ struct WindowAndRest {
 /// Takes those terms of a conjunction that compare a multiple of the distance, or its absolute value, with a number. Others stay as they
 /// are: with lengths that are not known, those that speak of k - q without them, and windows that leave the diagonal out.
 WindowAndRest split_window(const Expression& sees, const std::optional<KnownLengths>& lengths);
+
+/// The slopes of a score s - slope |distance|: elements of a float32 tensor that b and h index, or h alone.
+struct Slopes {
+  size_t tensor;
+  bool by_batch;  ///< indices are b and h
+};
+
+/// Those of a score that says no more. `causal`: no key lies behind a query's place, so that its distance may stand without `abs`.
+std::optional<Slopes> slopes_of(const Expression& score, const std::optional<KnownLengths>& lengths,
+                                bool causal);
 
 }  // namespace fovea::expr

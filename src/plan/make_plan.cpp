@@ -12,6 +12,7 @@
 #include "expr/problem_terms.hpp"
 #include "plan/append.hpp"
 #include "plan/layout.hpp"
+#include "plan/slopes.hpp"
 #include "plan/text.hpp"
 #include "plan/validate.hpp"
 #include "tile/kv_range.hpp"
@@ -53,7 +54,7 @@ Preparation try_backend(const Backend& backend, const AttentionProblem& problem,
   if (problem.arriving_keys > 0 && backend.device == DeviceType::kCpu)
     return {nullptr, "computes when all keys are there"};
   if (!needed && backend.device == DeviceType::kCuda && problem.expressions) return {};
-  return try_prepare(backend, problem, options);
+  return with_named_slopes(problem, try_prepare(backend, problem, options));
 }
 
 std::string names_of(std::span<const Backend* const> list) {
@@ -73,14 +74,18 @@ const Backend* find(std::string_view name) {
                 "leave it NULL to take the first that can");
 }
 
-/// Fills in plan.backend, plan.prepared and plan.reason. `with_windows`: the plan's problem.
-void choose(Plan& plan, const AttentionProblem& with_windows, const char* named,
-            const PrepareOptions& options) {
+/// The problem with what kernels need no expression for as arguments.
+AttentionProblem with_arguments(const AttentionProblem& valid) {
+  return expr::with_slopes(expr::with_windows(valid));
+}
+
+/// Fills in plan.backend, plan.prepared and plan.reason. `arguments`: with_arguments() of the plan's problem.
+void choose(Plan& plan, const AttentionProblem& arguments, const char* named, const PrepareOptions& options) {
   const Backend* forced = named ? find(named) : nullptr;
   for (const Backend* backend : backends()) {
     const bool needed = !plan.backend && (!forced || backend == forced);
     Preparation attempt =
-        try_backend(*backend, backend->as_asked ? plan.problem : with_windows, options, needed);
+        try_backend(*backend, backend->as_asked ? plan.problem : arguments, options, needed);
     std::string verdict;
     if (!attempt.clause.empty()) {
       verdict = "passed over: " + attempt.clause;
@@ -239,7 +244,7 @@ Plan make_plan(const ProblemDescription& description, const PlanOptions& options
   }
   const Buffers known = take_data(plan.problem);
   plan.flops = count_flops(plan.problem, known);
-  const AttentionProblem problem = expr::with_windows(plan.problem);
+  const AttentionProblem problem = with_arguments(plan.problem);
   choose(plan, problem, options.backend, prepare_options(options, problem, known));
   return plan;
 }
@@ -250,7 +255,7 @@ std::vector<cuda::AheadKernel> compile_ahead(const ProblemDescription& descripti
   check_memory(description);
   AttentionProblem valid = validate(description);
   const Buffers known = take_data(valid);
-  const AttentionProblem problem = expr::with_windows(valid);
+  const AttentionProblem problem = with_arguments(valid);
   const PrepareOptions prepare = prepare_options(options, problem, known);
   request.backend = options.backend;
   request.deterministic = options.deterministic;

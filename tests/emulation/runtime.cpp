@@ -168,6 +168,7 @@ CUresult launch_clusters(CUfunction function, unsigned grid_x, unsigned grid_y, 
     case cuda::KernelKind::kBf16x3:
     case cuda::KernelKind::kTransposeValues:
     case cuda::KernelKind::kSeenBlocks:
+    case cuda::KernelKind::kAlibiNorms:
     case cuda::KernelKind::kCombine:
       return run_kernel<cuda::ForwardArgs>(launch, kernel, parameters[0]);
     case cuda::KernelKind::kBackward:
@@ -187,6 +188,7 @@ CUresult launch_clusters(CUfunction function, unsigned grid_x, unsigned grid_y, 
     case cuda::KernelKind::kDBias:
     case cuda::KernelKind::kDSink:
     case cuda::KernelKind::kBackwardSeenBlocks:
+    case cuda::KernelKind::kBackwardAlibiNorms:
     case cuda::KernelKind::kNamedZeros:
     case cuda::KernelKind::kNamedGradients:
       return run_kernel<cuda::BackwardArgs>(launch, kernel, parameters[0]);

@@ -136,5 +136,63 @@ TEST(ProblemTerms, WindowsOfUnknownLengthsNameThem) {
   }
 }
 
+/// The slopes of a problem with this score, as strides of batch and heads; "score" where it stays one.
+std::string slopes_of_score(AttentionProblem p, const char* score, DType dtype = DType::kF32) {
+  const std::vector<TensorDeclaration> tensors = {{"slope", dtype, 1}, {"each", dtype, 2}};
+  TensorDesc slope, each;
+  slope.present = each.present = true;
+  slope.dtype = each.dtype = dtype;
+  slope.ndim = 1;
+  slope.shape = {p.heads_q};
+  slope.stride = {3};
+  each.ndim = 2;
+  each.shape = {p.batch, p.heads_q};
+  each.stride = {7, 2};
+  p.named = {named("slope", slope), named("each", each)};
+  PairExpressions all;
+  all.score = std::get<Expression>(parse(score, Use::kScore, tensors));
+  p.expressions = std::make_shared<const PairExpressions>(all);
+  const AttentionProblem with = with_slopes(p);
+  if (with.expressions) return with.has(Role::kAlibi) ? "both" : "score";
+  const TensorDesc& alibi = with[Role::kAlibi];
+  if (!alibi.present || alibi.shape[0] != p.batch || alibi.shape[1] != p.heads_q) return "neither";
+  return with.named[static_cast<size_t>(with.named_slopes)].name + ": " + std::to_string(alibi.stride[0]) +
+         ", " + std::to_string(alibi.stride[1]);
+}
+
+TEST(ProblemTerms, ScoresThatAreAlibisAreSlopes) {
+  AttentionProblem p = problem();
+  p.seqlen_q = p.seqlen_k;
+  EXPECT_EQ(slopes_of_score(p, "s - slope[h] * abs(q + nk - nq - k)"), "slope: 0, 3");
+  EXPECT_EQ(slopes_of_score(p, "s - slope[h] * abs(q - k)"), "slope: 0, 3");
+  EXPECT_EQ(slopes_of_score(p, "-each[b, h] * abs(k - q) + s"), "each: 7, 2");
+  EXPECT_EQ(slopes_of_score(p, "s + abs(float(k - q)) * -slope[h]"), "slope: 0, 3");
+  for (const char* other :
+       {"s + slope[h] * abs(q - k)", "s - slope[h] * (q - k)", "s - slope[h] * abs(q - k - 1)",
+        "s - slope[h] * abs(q + k)", "s - slope[h] * abs(2 * (q - k))", "s - slope[0] * abs(q - k)",
+        "2.0 * s - slope[h] * abs(q - k)", "s - each[h, b] * abs(q - k)", "s - slope[h]",
+        "slope[h] * abs(q - k)"})
+    EXPECT_EQ(slopes_of_score(p, other), "score") << other;
+  EXPECT_EQ(slopes_of_score(p, "s - slope[h] * abs(q - k)", DType::kBF16), "score");
+  AttentionProblem longer = p;
+  longer.seqlen_k += 5;
+  EXPECT_EQ(slopes_of_score(longer, "s - slope[h] * abs(q - k)"), "score") << "that is no distance";
+  EXPECT_EQ(slopes_of_score(longer, "s - slope[h] * abs(q + nk - nq - k)"), "slope: 0, 3");
+  p.tensors[index_of(Role::kSeqUsedK)].present = true;
+  EXPECT_EQ(slopes_of_score(p, "s - slope[h] * abs(q - k)"), "score") << "lengths that nobody knows";
+}
+
+/// No key lies behind a query's place.
+TEST(ProblemTerms, UnderACausalMaskDistancesAreNegative) {
+  AttentionProblem p = problem();
+  p.seqlen_q = p.seqlen_k;
+  p.window_right = 0;
+  for (const char* alibi : {"s + slope[h] * (k - q)", "s - slope[h] * (q - k)", "s + -slope[h] * (q - k)",
+                            "s + slope[h] * -(q - k)", "s - slope[h] * abs(q - k)"})
+    EXPECT_EQ(slopes_of_score(p, alibi), "slope: 0, 3") << alibi;
+  for (const char* other : {"s - slope[h] * (k - q)", "s + slope[h] * (q - k)"})
+    EXPECT_EQ(slopes_of_score(p, other), "score") << other;
+}
+
 }  // namespace
 }  // namespace fovea::expr

@@ -292,18 +292,21 @@ TEST(PtxSm90, TmaAddsBoxesWhereTheTensorIs) {
 
 // ---- clusters
 
-/// The first CTA of two copies a box to both. Then each writes a number into the other's shared memory, and arrives there twice.
+/// The first CTA of two copies a box to both. Then each writes a number into the other's shared memory, and arrives there, first at
+/// one barrier, then at another: a phase that ends twice before anybody asks looks like one that has not ended.
 __global__ void __cluster_dims__(2, 1, 1)
     meet(const __grid_constant__ CUtensorMap from, uint16_t* raw, uint32_t* received) {
   extern __shared__ __align__(1024) unsigned char memory[];
-  __shared__ alignas(8) uint64_t barriers[2];
+  __shared__ alignas(8) uint64_t barriers[3];
   __shared__ uint32_t slot;
-  const uint32_t full = ptx::shared_address(&barriers[0]), there = ptx::shared_address(&barriers[1]);
+  const uint32_t full = ptx::shared_address(&barriers[0]), there = ptx::shared_address(&barriers[1]),
+                 read = ptx::shared_address(&barriers[2]);
   const int rank = static_cast<int>(blockIdx.x), thread = static_cast<int>(threadIdx.x);
   constexpr int kElements = kColumns * kBoxRows;
   if (thread == 0) {
     ptx::mbarrier_init(full, 1);
     ptx::mbarrier_init(there, 1);
+    ptx::mbarrier_init(read, 1);
     ptx::mbarrier_init_fence();
   }
   ptx::cluster_barrier();  // the barriers of both are ready
@@ -320,8 +323,8 @@ __global__ void __cluster_dims__(2, 1, 1)
   ptx::mbarrier_wait_cluster(there, 0);
   received[rank * 32 + thread] = *static_cast<volatile uint32_t*>(&slot);
   __syncwarp();
-  if (thread == 0) ptx::mbarrier_arrive_in_cta(ptx::address_in_cta(there, 1 - rank));
-  ptx::mbarrier_wait(there, 1);
+  if (thread == 0) ptx::mbarrier_arrive_in_cta(ptx::address_in_cta(read, 1 - rank));
+  ptx::mbarrier_wait(read, 0);
   ptx::cluster_barrier();  // nobody arrives at the other's barriers any more
 }
 

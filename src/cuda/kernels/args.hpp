@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "cuda/kernels/transposed_values.hpp"
+#include "tile/alibi_reach.hpp"
 #include "tile/attention_params.hpp"
 #include "tile/seen_blocks.hpp"
 #include "tile/tile_scheduler.hpp"
@@ -17,7 +18,8 @@ namespace fovea::cuda {
 struct ForwardArgs {
   tile::AttentionParams p;
   bool pack_group = false;
-  /// Whether tiles of the sequences of a head are neighbours, for kernels with expressions: where these read what sequences share.
+  /// Whether tiles of the sequences of a head are neighbours: for kernels with expressions, where these read what sequences share; for
+  /// kernels with ALiBi, where heads have a reach (alibi_norms).
   bool sequences_first = false;
   /// With pack_group: floor(2^32 / group) + 1, so that the upper half of row * query_magic is row / group.
   /// Exact while row * group < 2^32, which is when the launch may pack.
@@ -62,7 +64,8 @@ struct ForwardArgs {
   /// Whether the loader asks for Q and the last block of keys before the tile is planned: where one_tile_each, a tensor holds each sequence's
   /// keys in order, no window ends to the left, and heads are not packed.
   bool loads_first = false;
-  tile::SeenBlocksView seen;  ///< of tiles of queries, where an expression says which keys they see
+  tile::SeenBlocksView seen;     ///< of tiles of queries, where an expression says which keys they see
+  tile::AlibiNorms alibi_norms;  ///< where blocks beyond the reach of slopes are passed over
 };
 
 /// Rows of a box of q that TMA copies (tma_args.hpp): what a warpgroup multiplies at a time.
@@ -93,6 +96,11 @@ inline constexpr int kStreamSequences = 512;
 constexpr int query_of_row(const ForwardArgs& args, int row) {
   return args.pack_group ? static_cast<int>((uint64_t{static_cast<uint32_t>(row)} * args.query_magic) >> 32)
                          : row;
+}
+
+/// Where slopes differ in their reach, heads begin with the last one, which in ALiBi's paper has the smallest slope and the longest tiles.
+constexpr int longest_head_first(const tile::AlibiNorms& norms, int head, int heads) {
+  return norms.wanted ? heads - 1 - head : head;
 }
 
 /// Tiles of `tile_m` rows, the longest first.
@@ -184,6 +192,7 @@ struct BackwardArgs {
   bool adds_dbias = false;       ///< whether the main kernel adds dS to dbias, which holds zeros at first
   int64_t rows = 0;              ///< rows a (batch, head) of the buffers above
   tile::SeenBlocksView seen;     ///< of tiles of keys, where an expression says which queries see them
+  tile::AlibiNorms alibi_norms;  ///< as in ForwardArgs
   int dq_columns = 0;            ///< head_dim as the main kernel pads it: the width of dq_sum
 
   static constexpr int kRowPadding = 128;  ///< the largest query tile of any main kernel

@@ -10,6 +10,7 @@
 #include "cuda/ptx/acquire_release.cuh"
 #include "cuda/ptx/cp_async.cuh"
 #include "cuda/ptx/special.cuh"
+#include "cuda/warp/alibi_reach.cuh"
 #include "cuda/warp/expression.cuh"
 #include "cuda/warp/finite_tile.cuh"
 #include "cuda/warp/shared_tile.cuh"
@@ -81,6 +82,17 @@ struct BwdMmaCta {
     return queries.empty() ? tile::Span32{} : tile::Span32{queries.begin / kM, (queries.end + kM - 1) / kM};
   }
 
+  /// Of these blocks of queries those that have the CTA's keys in the reach of their slopes.
+  __device__ __forceinline__ tile::Span32 blocks_in_reach(const tile::Span32& blocks) const {
+    if constexpr (!kC.alibi) return blocks;
+    if (blocks.empty()) return blocks;
+    const tile::KvBlocks near =
+        tile::queries_in_reach({blocks.begin, blocks.begin, blocks.begin, blocks.end}, work.span, work.j0,
+                               min(work.j0 + kN, work.span.used_k),
+                               alibi_reach_of_group(p, args.alibi_norms, work.batch, work.head_kv), kM);
+    return {near.begin, near.end};
+  }
+
   /// Finds the CTA's keys and their queries, by one thread. With dq_semaphore the CTA takes its number now, so that CTAs
   /// that it waits for have begun before it.
   __device__ __forceinline__ void find_work() {
@@ -90,11 +102,13 @@ struct BwdMmaCta {
     const int heads = min(args.heads_at_once, p.heads_kv * p.batch - first_head);
     const int place = number - first_head * args.key_blocks, head_index = first_head + place % heads;
     work.head_kv = head_index % p.heads_kv;
+    if constexpr (kC.alibi) work.head_kv = longest_head_first(args.alibi_norms, work.head_kv, p.heads_kv);
     work.batch = head_index / p.heads_kv;
     work.block = in_turn ? args.key_blocks - 1 - place / heads : place / heads;
     work.j0 = work.block * kN;
     work.span = tile::sequence_span(p, work.batch);
-    const tile::Span32 mine = blocks_of_queries(work.j0), before = blocks_of_queries(work.j0 + kN);
+    const tile::Span32 mine = blocks_in_reach(blocks_of_queries(work.j0)),
+                       before = blocks_of_queries(work.j0 + kN);
     work.m_first = mine.begin, work.m_end = mine.end;
     if constexpr (kWalks) {
       work.seen = args.seen.at(work.batch, work.head_kv, work.block);

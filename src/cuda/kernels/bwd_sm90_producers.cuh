@@ -10,6 +10,7 @@
 #include "cuda/ptx/grid.cuh"
 #include "cuda/ptx/mbarrier.cuh"
 #include "cuda/ptx/tma.cuh"
+#include "cuda/warp/alibi_reach.cuh"
 
 namespace fovea::cuda {
 
@@ -44,12 +45,17 @@ __device__ __forceinline__ bool bwd_sm90_make_work(const BackwardArgs& b, int in
   constexpr int kTileN = Instance::kConfig.tile_n();
   const tile::AttentionParams& p = b.p;
   const auto [plane, block] = kChain ? bwd_sm90_place_in_chain(b, index, work) : bwd_sm90_place(b, index);
-  const auto [head, batch] =
-      tile::head_of_plane(plane, p.heads_kv, p.batch, Instance::kConfig.expression && b.sequences_first);
+  constexpr bool kAlibi = Instance::kConfig.alibi;
+  const auto of_plane = tile::head_of_plane(plane, p.heads_kv, p.batch,
+                                            (Instance::kConfig.expression || kAlibi) && b.sequences_first);
+  const int batch = of_plane.batch,
+            head = kAlibi ? longest_head_first(b.alibi_norms, of_plane.head, p.heads_kv) : of_plane.head;
   const int first_key = block * kTileN;
   work.set(BwdSm90Work::kFirstKey, first_key);
   work.set(BwdSm90Work::kBatch, batch);
   work.set(BwdSm90Work::kHeadKv, head);
+  int reach = tile::kEverywhere;
+  if constexpr (kAlibi) reach = alibi_reach_of_group(p, b.alibi_norms, batch, head);
   const tile::SequenceSpan span = tile::sequence_span(p, batch);
   if (first_key >= span.used_k) return false;
   work.set(BwdSm90Work::kRowQ, static_cast<int>(span.row_q));
@@ -59,6 +65,9 @@ __device__ __forceinline__ bool bwd_sm90_make_work(const BackwardArgs& b, int in
   tile::KvBlocks blocks =
       tile::q_blocks(p, span, first_key, min(first_key + kTileN, span.used_k), Instance::kConfig.tile_m);
   if (blocks.begin >= blocks.end) blocks = {};
+  if constexpr (kAlibi)
+    blocks = tile::queries_in_reach(blocks, span, first_key, min(first_key + kTileN, span.used_k), reach,
+                                    Instance::kConfig.tile_m);
   if (first_key + kTileN > span.used_k) blocks.full_begin = blocks.full_end = blocks.begin;
   int count = blocks.end - blocks.begin;
   if constexpr (Expression::kHasSees) {
@@ -128,7 +137,8 @@ __device__ __forceinline__ bool bwd_sm90_plan(const TmaBackwardArgs& args,
 template <class Instance>
 __device__ __forceinline__ void bwd_sm90_plan_tiles(const TmaBackwardArgs& args,
                                                     const BwdSm90Memory<Instance>& memory) {
-  if constexpr (Expression::kHasSees) ptx::wait_for_launches_before();  // which blocks are seen is known
+  if constexpr (Expression::kHasSees || Instance::kConfig.alibi)
+    ptx::wait_for_launches_before();  // which blocks are seen, or in reach, is known
   int index = bwd_sm90_first_index<Instance>(args);
   for (uint32_t tile = 0; bwd_sm90_plan(args, memory, tile, index); ++tile) {
     ptx::mbarrier_wait(memory.loaded(), tile & 1);  // all of it has been asked for
@@ -169,7 +179,8 @@ __device__ __forceinline__ void bwd_sm90_load(const TmaBackwardArgs& args,
   const BackwardArgs& b = args.b;
   uint32_t step = 0, keys = 0;
   int next = 0;
-  if constexpr (Expression::kHasSees) ptx::wait_for_launches_before();  // which blocks are seen is known
+  if constexpr (Expression::kHasSees || Instance::kConfig.alibi)
+    ptx::wait_for_launches_before();  // which blocks are seen, or in reach, is known
   constexpr bool kPlans = kQ && !kConfig.plans_apart();
   if constexpr (kPlans) next = bwd_sm90_first_index<Instance>(args);
   [[maybe_unused]] BwdSm90Routes routes{b, kConfig.chain ? ptx::cta_rank() : 0};

@@ -96,6 +96,8 @@ struct FwdMmaWorkTile : FwdWorkTile {
     const unsigned plane = section * gridDim.x + blockIdx.x;
     work.batch = static_cast<int>(plane / heads);
     work.head = static_cast<int>(plane - work.batch * heads);
+    if constexpr (kConfig.alibi)
+      work.head = longest_head_first(args.alibi_norms, work.head, static_cast<int>(heads));
     const int head_kv = args.pack_group || p.group == 1
                             ? work.head
                             : static_cast<int>(static_cast<unsigned>(work.head) / p.group);
@@ -123,8 +125,11 @@ struct FwdMmaWorkTile : FwdWorkTile {
 
  private:
   __device__ __forceinline__ void set_key_blocks(const ForwardArgs& args) {
-    const tile::KvBlocks blocks = tile::split_blocks(
-        key_blocks_of_rows(args, span, first_row, end_row, kConfig.tile_n), split, args.num_splits);
+    tile::KvBlocks blocks = key_blocks_of_rows(args, span, first_row, end_row, kConfig.tile_n);
+    if constexpr (kConfig.alibi)
+      blocks = tile::keys_in_reach(blocks, span, first_row, end_row,
+                                   alibi_reach(args.p, args.alibi_norms, batch, head), kConfig.tile_n);
+    blocks = tile::split_blocks(blocks, split, args.num_splits);
     n_begin = blocks.begin;
     n_end = blocks.end;
     // With a window's left edge every block takes the masked loop: it costs less than a third loop would.

@@ -41,12 +41,22 @@ __device__ __forceinline__ TmaStrip score_strip(const TmaForwardArgs& args, cons
   return {front, strip * kColumns};
 }
 
-/// Blocks of keys that rows [first, first + rows) of a sequence see.
-template <int kTileN>
+/// Whether distances are a part of the score, so that heads may have a reach.
+template <class Memory>
+constexpr bool has_alibi() {
+  if constexpr (requires { Memory::kConfig.alibi; }) return Memory::kConfig.alibi;
+  return false;
+}
+
+/// Blocks of keys that rows [first, first + rows) of a sequence see, and have in their reach.
+template <class Memory>
 __device__ __forceinline__ tile::KvBlocks blocks_of_rows(const ForwardArgs& f, const tile::SequenceSpan& span,
-                                                         int first, int rows) {
+                                                         int reach, int first, int rows) {
+  constexpr int kTileN = Memory::kConfig.tile_n;
   const int end = min(first + rows, span.used_q * packed_heads(f));
-  return key_blocks_of_rows(f, span, first, end, kTileN);
+  const tile::KvBlocks blocks = key_blocks_of_rows(f, span, first, end, kTileN);
+  if constexpr (!has_alibi<Memory>()) return blocks;
+  return tile::keys_in_reach(blocks, span, first, end, reach, kTileN);
 }
 
 /// The index of a tile, from the thread that takes it to the other producers of the CTA, or of the cluster: the thread is
@@ -133,7 +143,8 @@ __device__ __forceinline__ bool loads_first(const ForwardArgs& f) {
 
 /// A tile that producers visit.
 struct VisitedTile : tile::WorkTile {
-  bool asked = false;  ///< whether load_first has asked for Q and the last block of keys
+  bool asked = false;             ///< whether load_first has asked for Q and the last block of keys
+  int reach = tile::kEverywhere;  ///< of the head's slope
 };
 
 /// Calls visit(tile, where its sequence lies, its first row, the blocks that its consumers need) for the tiles of this
@@ -149,17 +160,20 @@ __device__ __forceinline__ void for_each_tile(const TmaForwardArgs& args, const 
             const tile::KvBlocks& loads) { visit(VisitedTile{work}, span, first_row, loads); });
     return;
   }
-  constexpr int kTileM = Memory::kConfig.tile_m(), kTileN = Memory::kConfig.tile_n;
+  constexpr int kTileM = Memory::kConfig.tile_m();
   const ForwardArgs& f = args.f;
   constexpr unsigned kCluster = Memory::kConfig.cluster;
   // Where expressions say what is seen, planners have no registers for a second copy of what they do with a tile.
   if (!Memory::kConfig.seen_blocks() && f.one_tile_each) {
-    const VisitedTile work{tile_of_grid<kCluster>(f.p), loads_first<Memory>(f)};
+    VisitedTile work{tile_of_grid<kCluster>(f.p), loads_first<Memory>(f)};
+    if constexpr (has_alibi<Memory>()) work.reach = alibi_reach(f.p, f.alibi_norms, work.batch, work.head);
     const tile::SequenceSpan span = tile::whole_span(f.p);
-    visit(work, span, work.block * kTileM, blocks_of_rows<kTileN>(f, span, work.block * kTileM, kTileM));
+    visit(work, span, work.block * kTileM,
+          blocks_of_rows<Memory>(f, span, work.reach, work.block * kTileM, kTileM));
     return;
   }
-  const tile::QueryTiles tiles = query_tiles(f, kTileM, Memory::kConfig.expression && f.sequences_first);
+  const tile::QueryTiles tiles =
+      query_tiles(f, kTileM, (Memory::kConfig.expression || has_alibi<Memory>()) && f.sequences_first);
   const int count = static_cast<int>(tiles.count()), own = static_cast<int>(blockIdx.x / kCluster);
   const int all = static_cast<int>(gridDim.x / kCluster);
   const auto next = [&](uint32_t turn) {
@@ -173,12 +187,17 @@ __device__ __forceinline__ void for_each_tile(const TmaForwardArgs& args, const 
   int index = own;
 #pragma unroll 1
   for (uint32_t turn = 0; index < count; ++turn) {
-    const VisitedTile work{tiles.at(index)};
+    VisitedTile work{tiles.at(index)};
+    if constexpr (has_alibi<Memory>()) {
+      work.head = longest_head_first(f.alibi_norms, work.head, f.p.heads_q);
+      work.reach = alibi_reach(f.p, f.alibi_norms, work.batch, work.head);
+    }
     if (work.valid) {
       const tile::SequenceSpan span = tile::cached_span(f.p, work.batch);
       const int first_row = work.block * kTileM;
       visit(work, span, first_row,
-            tile::split_blocks(blocks_of_rows<kTileN>(f, span, first_row, kTileM), work.split, f.num_splits));
+            tile::split_blocks(blocks_of_rows<Memory>(f, span, work.reach, first_row, kTileM), work.split,
+                               f.num_splits));
     }
     index = next(turn);
   }
@@ -365,7 +384,7 @@ __device__ __forceinline__ void fwd_sm90_plan(const TmaForwardArgs& args, const 
           FwdSm90WorkTile& tile = *memory.work_tile(w, tile_count);
           static_cast<FwdWorkTile&>(tile) = {span,       work.batch, work.head,
                                              work.split, row,        min(row + kRows, span.length_q * group)};
-          tile::KvBlocks blocks = blocks_of_rows<Memory::kConfig.tile_n>(f, span, row, kRows);
+          tile::KvBlocks blocks = blocks_of_rows<Memory>(f, span, work.reach, row, kRows);
           tile.load_begin = loads.begin;
           tile.load_end = loads.end;
           tile.last = 0;

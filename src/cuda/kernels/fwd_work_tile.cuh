@@ -8,6 +8,7 @@
 #include <type_traits>
 
 #include "cuda/kernels/args.hpp"
+#include "cuda/warp/alibi_reach.cuh"
 #include "cuda/warp/any_query.cuh"
 #include "cuda/warp/exact_row.cuh"
 #include "cuda/warp/online_rows.cuh"

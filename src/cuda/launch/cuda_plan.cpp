@@ -66,6 +66,7 @@ Grid grid_of(const Kernel& kernel, const BackwardArgs& args) {
 }
 
 bool takes_part(const Kernel& kernel, const ForwardArgs& args) {
+  if (kernel.kind == KernelKind::kAlibiNorms) return args.alibi_norms.wanted;
   if (kernel.kind != KernelKind::kCombine) return true;
   return args.num_splits > 1 && args.part_rows == 0;
 }
@@ -88,6 +89,8 @@ std::string details(const KernelSet& kernels, const ForwardArgs& args) {
     if (kernel->kind == KernelKind::kBf16x3) text += std::string(", operands as bf16x3 by ") + kernel->name;
     if (kernel->kind == KernelKind::kTransposeValues)
       text += std::string(", v transposed by ") + kernel->name;
+    if (kernel->kind == KernelKind::kAlibiNorms && takes_part(*kernel, args))
+      text += std::string(", keys in reach of the slopes by ") + kernel->name;
   }
   if (args.pack_group) {
     const int rows = kernels.main->tile_m;

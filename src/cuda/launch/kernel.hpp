@@ -45,17 +45,19 @@ inline constexpr int kFamilyCount = 5;  ///< without kAny
 /// What a kernel does. Forward kinds take ForwardArgs, backward kinds BackwardArgs, or what their ArgsBinding makes
 /// of them.
 enum class KernelKind : uint8_t {
-  kAppend,              ///< before a forward: writes new rows to k and v, rotates q; takes AppendArgs
-  kMerge,               ///< alone: results over disjoint keys become one; takes MergeArgs
-  kMove,                ///< alone: boxes of elements are copied or added; takes MoveArgs
-  kForward,             ///< o and lse, or the parts of splits
-  kBf16x3,              ///< forward: float32 operands as bf16x3, before kForward
-  kTransposeValues,     ///< forward: v of 8 bits with its keys side by side, before kForward
-  kSeenBlocks,          ///< forward: looks which blocks of keys a tile sees, before kForward
-  kCombine,             ///< forward: merges the parts of splits
-  kBackward,            ///< dk, dv, sums of dq
-  kPreprocess,          ///< backward: row statistics; zeros where sums are accumulated
+  kAppend,           ///< before a forward: writes new rows to k and v, rotates q; takes AppendArgs
+  kMerge,            ///< alone: results over disjoint keys become one; takes MergeArgs
+  kMove,             ///< alone: boxes of elements are copied or added; takes MoveArgs
+  kForward,          ///< o and lse, or the parts of splits
+  kBf16x3,           ///< forward: float32 operands as bf16x3, before kForward
+  kTransposeValues,  ///< forward: v of 8 bits with its keys side by side, before kForward
+  kSeenBlocks,       ///< forward: looks which blocks of keys a tile sees, before kForward
+  kAlibiNorms,       ///< forward: norms of q and k, before a kForward that passes over what is beyond reach
+  kCombine,          ///< forward: merges the parts of splits
+  kBackward,         ///< dk, dv, sums of dq
+  kPreprocess,       ///< backward: row statistics; zeros where sums are accumulated
   kBackwardSeenBlocks,  ///< backward: looks which blocks of queries see a tile, before kBackward
+  kBackwardAlibiNorms,  ///< backward: norms of q and k likewise
   kBackwardBf16x3,      ///< backward: float32 operands as bf16x3, behind kPreprocess
   kBackwardDv,          ///< backward: dv, behind a kBackward that is dk_alone
   kBackwardDq,          ///< backward: dq likewise
@@ -138,8 +140,10 @@ struct Kernel {
   bool splits_in_cluster =
       false;  ///< forward: of such tiles whose keys the CTAs of a cluster share, as many as the launch says
   bool seen_blocks = false;  ///< walks over the blocks that a kSeenBlocks or kBackwardSeenBlocks kernel finds
-  bool writes_dq = false;    ///< backward: dq is complete, with no sums to finish
-  bool dk_alone = false;     ///< backward: dk; kBackwardDv and kBackwardDq kernels compute the others
+  /// Passes over blocks beyond the reach of ALiBi's slopes, by the norms that a kAlibiNorms or kBackwardAlibiNorms kernel finds.
+  bool alibi_norms = false;
+  bool writes_dq = false;  ///< backward: dq is complete, with no sums to finish
+  bool dk_alone = false;   ///< backward: dk; kBackwardDv and kBackwardDq kernels compute the others
   bool adds_dbias =
       false;  ///< backward: it (or the kBackwardDq behind it) adds dS to dbias, where that is its gradient (can_add_dbias)
   bool any_order = false;      ///< backward: adds to the sums of dq in any order

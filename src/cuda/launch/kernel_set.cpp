@@ -161,6 +161,7 @@ class Collector {
     if (set_.main->bf16x3) add(set_.before, KernelKind::kBf16x3);
     if (set_.main->e4m3_operands) add(set_.before, KernelKind::kTransposeValues);
     if (walks_over_seen_blocks()) add(set_.before, KernelKind::kSeenBlocks);
+    if (may_have_reach(p(), *set_.main)) add(set_.before, KernelKind::kAlibiNorms);
     if (!set_.clause.empty()) return;
     // Without one, keys are not split.
     if (const Kernel* combine = find(KernelKind::kCombine).kernel) set_.after.push_back(combine);
@@ -175,6 +176,8 @@ class Collector {
     collect_before_lists();
     if (set_.main->bf16x3) add(set_.before, KernelKind::kBackwardBf16x3);
     if (walks_over_seen_blocks()) add(set_.before, KernelKind::kBackwardSeenBlocks);
+    if (may_have_reach(p(), *set_.main) && !asked_.deterministic)
+      add(set_.before, KernelKind::kBackwardAlibiNorms);
     if (set_.main->dk_alone) {
       add_gradient(KernelKind::kBackwardDv);
       add_gradient(KernelKind::kBackwardDq);

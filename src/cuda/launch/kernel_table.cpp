@@ -76,6 +76,10 @@ const char* name_of(KernelKind kind) {
       return "seen blocks";
     case KernelKind::kBackwardSeenBlocks:
       return "backward (seen blocks)";
+    case KernelKind::kAlibiNorms:
+      return "norms";
+    case KernelKind::kBackwardAlibiNorms:
+      return "backward (norms)";
     case KernelKind::kCombine:
       return "combine";
     case KernelKind::kBackward:

@@ -77,6 +77,13 @@ int64_t m_blocks(const AttentionProblem& p, bool pack_group, int tile_m) {
   return std::max<int64_t>(1, ceil_div(rows, tile_m));
 }
 
+bool may_have_reach(const AttentionProblem& p, const Kernel& kernel) {
+  // With fewer the norms, which take the time of reading q and k, cost more than the slopes of ALiBi's paper save.
+  constexpr int64_t kFewestKeys = 2048, kFewestQueries = 1024;
+  return kernel.alibi_norms && p.has(Role::kAlibi) && !p.has_cache() && p.seqlen_k >= kFewestKeys &&
+         p.seqlen_q >= kFewestQueries;
+}
+
 bool packs_group(const AttentionProblem& p, const Kernel& kernel) {
   if (!kernel.can_pack || p.group() == 1 || p.seqlen_q == 0) return false;
   if (p.has(Role::kKeys)) return true;  // who shares a list shares a tile
@@ -241,6 +248,11 @@ bool are_whole(const AttentionProblem& p) {
   return !p.packed && !p.has_cache() && !p.has(Role::kSeqUsedQ) && !p.has(Role::kSeqUsedK);
 }
 
+/// Whether the tiles of a forward are passed over in part because slopes have a reach.
+bool uses_reach(const AttentionProblem& p, const Kernel& kernel, const ForwardArgs& args) {
+  return may_have_reach(p, kernel) && !args.pack_group;
+}
+
 /// Without splits.
 int64_t ctas_of(const AttentionProblem& p, const Kernel& kernel, bool pack_group) {
   const int64_t slices = kernel.value_slice > 0 ? ceil_div(p.head_dim_v, kernel.value_slice) : 1;
@@ -270,8 +282,9 @@ bool shares_bias(const AttentionProblem& p) {
 void order_tiles(const AttentionProblem& p, const Kernel& kernel, const DeviceProperties& device,
                  ForwardArgs& args) {
   args.heads_at_once = heads_at_once(p, args.pack_group, device.l2_bytes);
-  args.sequences_first = shares_bias(p);
-  if (kernel.persistent && !tiles_differ(p)) {
+  const bool reach = uses_reach(p, kernel, args);
+  args.sequences_first = shares_bias(p) || reach;
+  if (kernel.persistent && !tiles_differ(p) && !reach) {
     // CTAs that stay and have tiles of one length read the same heads at the same time: a quarter of a wave
     // of neighbours (512 to 2,048 keys: 3 % faster than what the cache would hold, H200).
     const int64_t blocks = m_blocks(p, args.pack_group, kernel.tile_m);
@@ -372,8 +385,13 @@ ForwardLayout forward_layout(const AttentionProblem& p, const Kernel& kernel, co
   args.one_tile_each = kernel.persistent && !kernel.stream_k && !kernel.seen_blocks && args.num_splits == 1 &&
                        ctas <= args.slots && are_whole(p) && std::max(p.heads_q, p.batch) <= kMostOfGrid;
   args.loads_first = args.one_tile_each && !args.pack_group && args.p.window_left < 0 &&
-                     p.arriving_keys == 0 && p.seqlen_k > 0;
-  if (kernel.persistent && !kernel.stream_k && ctas > waves_in_turn * args.slots && tiles_differ(p))
+                     p.arriving_keys == 0 && p.seqlen_k > 0 && !uses_reach(p, kernel, args);
+  if (uses_reach(p, kernel, args)) {
+    args.alibi_norms.wanted = true;
+    layout.alibi_norms = parts.take(tile::AlibiNorms::size(p.batch, p.heads_q), 4);
+  }
+  if (kernel.persistent && !kernel.stream_k && ctas > waves_in_turn * args.slots &&
+      (tiles_differ(p) || args.alibi_norms.wanted))
     layout.tile_counter = parts.take(1, 4);
   if (kernel.seen_blocks && p.expressions && p.expressions->sees) {
     // The consumers of a persistent kernel walk over blocks of their own, the warps of others over those of their tile.
@@ -443,6 +461,8 @@ BackwardLayout backward_layout(const AttentionProblem& p, const Kernel& kernel,
     args.heads_at_once = static_cast<int>(ceil_div(heads, ceil_div(heads, std::max<int64_t>(1, wanted))));
   }
   args.slots = device.sm_count * ctas_per_sm;
+  // Where the order of additions is fixed, a tile waits for the one before it at every block that both have: all have all.
+  args.alibi_norms.wanted = may_have_reach(p, kernel) && !deterministic;
   if (kernel.persistent) {
     // As many heads as fill the GPU, so that CTAs share Q, dO and dq_sum in L2; where tiles differ twice as many, so
     // that the longest of each come first, and the last section has enough to end evenly: two tiles a CTA. (Simulated
@@ -453,7 +473,7 @@ BackwardLayout backward_layout(const AttentionProblem& p, const Kernel& kernel,
     const int64_t blocks =
         p.packed ? std::max<int64_t>(1, ceil_div(p.total_k, p.batch * kernel.tile_n)) : args.key_blocks;
     const int64_t filling = ceil_div(args.slots, blocks), tiles_each = tiles_differ(p) ? 2 : 1;
-    args.sequences_first = shares_bias(p);
+    args.sequences_first = shares_bias(p) || args.alibi_norms.wanted;
     const int64_t whole = args.sequences_first && p.batch <= 2 * filling ? p.batch : 1;  // all that share
     args.heads_at_once = static_cast<int>(
         std::clamp<int64_t>(ceil_div(filling * (deterministic ? 1 : tiles_each), whole) * whole, 1, heads));
@@ -489,6 +509,7 @@ BackwardLayout backward_layout(const AttentionProblem& p, const Kernel& kernel,
     args.seen = seen_blocks_of(p, p.heads_kv, p.seqlen_k, kernel.tile_n, p.seqlen_q, kernel.tile_m);
     take_seen_blocks(p, args.seen, parts, layout.seen);
   }
+  if (args.alibi_norms.wanted) layout.alibi_norms = parts.take(tile::AlibiNorms::size(p.batch, p.heads_q), 4);
   args.adds_named = !deterministic;
   if (deterministic && adds_to_named(p)) {
     for (const NamedTensor& named : p.named) layout.named_elements += elements_of(named.gradient);

@@ -91,6 +91,10 @@ struct Bf16x3Copies {
   int64_t q = -1, k = -1, v = -1;
 };
 
+/// Whether the kernel passes over blocks of the problem that lie beyond the reach of ALiBi's slopes (tile/alibi_reach.hpp): where sequences are so
+/// long that finding the norms pays. The layout may have other reasons not to.
+bool may_have_reach(const AttentionProblem& problem, const Kernel& kernel);
+
 /// Where the answers of tile/seen_blocks.hpp lie.
 struct SeenBlocksParts {
   int64_t blocks = -1, pairs = -1;
@@ -107,8 +111,9 @@ struct ForwardLayout {
   Bf16x3Copies bf16x3;
   int64_t transposed_v = -1;
   int64_t tile_counter =
-      -1;  ///< of a persistent kernel; seen_blocks makes it 0, or a memset before the launch
+      -1;  ///< of a persistent kernel; seen_blocks or alibi_norms makes it 0, or a memset before the launch
   SeenBlocksParts seen;
+  int64_t alibi_norms = -1;
   int64_t arriving_keys = 0, arriving_heads = 1;
   int64_t workspace_size = 0;
 
@@ -136,6 +141,7 @@ struct BackwardLayout {
   int64_t bf16x3_do = -1;   ///< d_o likewise
   int64_t not_finite = -1;  ///< see BackwardArgs; bwd_preprocess makes it 0
   SeenBlocksParts seen;
+  int64_t alibi_norms = -1;
   /// Of all elements of gradients of named tensors that are to have the same bits each time: integer sums, and behind them
   /// peaks (NamedSumsArgs). named_peaks clears them.
   int64_t named_sums = -1;

@@ -18,6 +18,7 @@ void ForwardLayout::point_into(char* workspace, ForwardArgs& a) const {
   if (transposed_v >= 0) a.transposed_v.data = workspace + transposed_v;
   if (tile_counter >= 0) a.tile_counter = reinterpret_cast<int*>(workspace + tile_counter);
   seen.point_into(workspace, a.seen);
+  if (alibi_norms >= 0) a.alibi_norms.data = reinterpret_cast<uint32_t*>(workspace + alibi_norms);
 }
 
 void BackwardLayout::point_into(char* workspace, BackwardArgs& a) const {
@@ -34,6 +35,7 @@ void BackwardLayout::point_into(char* workspace, BackwardArgs& a) const {
     a.inverse.queries = reinterpret_cast<int32_t*>(workspace + list_queries);
   }
   seen.point_into(workspace, a.seen);
+  if (alibi_norms >= 0) a.alibi_norms.data = reinterpret_cast<uint32_t*>(workspace + alibi_norms);
   if (bf16x3_do < 0) return;
   a.bf16x3_q = workspace + bf16x3.q;
   a.bf16x3_k = workspace + bf16x3.k;

@@ -153,6 +153,11 @@ inline void __syncwarp(unsigned mask = 0xffffffffu) {
   fovea_check_mask(mask);
   fovea::emulation::collective<char>("__syncwarp", char{}, [](const char*, char*) {});
 }
+/// The larger of each half.
+inline unsigned __vmaxu2(unsigned a, unsigned b) {
+  const unsigned low_a = a & 0xffff, low_b = b & 0xffff, high_a = a >> 16, high_b = b >> 16;
+  return (high_a > high_b ? high_a : high_b) << 16 | (low_a > low_b ? low_a : low_b);
+}
 /// Bytes of b and a, 7 to 0, by the digits of `selector`. Digits above 7 replicate signs, which nothing here asks for.
 inline unsigned __byte_perm(unsigned a, unsigned b, unsigned selector) {
   const uint64_t bytes = uint64_t{b} << 32 | a;
