@@ -74,22 +74,16 @@ struct BwdMmaCta {
   /// The thread's index, asked for anew: what is derived from it is not kept in registers, which limit this kernel.
   static __device__ __forceinline__ int index_again() { return static_cast<int>(ptx::thread_index()); }
 
-  /// Blocks of queries that see any of the kN keys from j0 on.
-  __device__ __forceinline__ tile::Span32 blocks_of_queries(int j0) const {
-    const tile::Span32 queries = j0 < work.span.used_k
-                                     ? tile::queries_of_any(p, work.span, j0, min(j0 + kN, work.span.used_k))
-                                     : tile::Span32{};
-    return queries.empty() ? tile::Span32{} : tile::Span32{queries.begin / kM, (queries.end + kM - 1) / kM};
-  }
-
-  /// Of these blocks of queries those that have the CTA's keys in the reach of their slopes.
-  __device__ __forceinline__ tile::Span32 blocks_in_reach(const tile::Span32& blocks) const {
+  /// Blocks of queries that see any of the kN keys from j0 on, and have them in the reach of their slopes.
+  __device__ __forceinline__ tile::Span32 blocks_of_queries(int j0, int reach) const {
+    if (j0 >= work.span.used_k) return {};
+    const int end = min(j0 + kN, work.span.used_k);
+    const tile::Span32 queries = tile::queries_of_any(p, work.span, j0, end);
+    if (queries.empty()) return {};
+    const tile::Span32 blocks = {queries.begin / kM, (queries.end + kM - 1) / kM};
     if constexpr (!kC.alibi) return blocks;
-    if (blocks.empty()) return blocks;
-    const tile::KvBlocks near =
-        tile::queries_in_reach({blocks.begin, blocks.begin, blocks.begin, blocks.end}, work.span, work.j0,
-                               min(work.j0 + kN, work.span.used_k),
-                               alibi_reach_of_group(p, args.alibi_norms, work.batch, work.head_kv), kM);
+    const tile::KvBlocks near = tile::queries_in_reach({blocks.begin, blocks.begin, blocks.begin, blocks.end},
+                                                       work.span, j0, end, reach, kM);
     return {near.begin, near.end};
   }
 
@@ -107,8 +101,10 @@ struct BwdMmaCta {
     work.block = in_turn ? args.key_blocks - 1 - place / heads : place / heads;
     work.j0 = work.block * kN;
     work.span = tile::sequence_span(p, work.batch);
-    const tile::Span32 mine = blocks_in_reach(blocks_of_queries(work.j0)),
-                       before = blocks_of_queries(work.j0 + kN);
+    int reach = tile::kEverywhere;
+    if constexpr (kC.alibi) reach = alibi_reach_of_group(p, args.alibi_norms, work.batch, work.head_kv);
+    const tile::Span32 mine = blocks_of_queries(work.j0, reach),
+                       before = blocks_of_queries(work.j0 + kN, reach);
     work.m_first = mine.begin, work.m_end = mine.end;
     if constexpr (kWalks) {
       work.seen = args.seen.at(work.batch, work.head_kv, work.block);

@@ -81,9 +81,11 @@ __device__ __forceinline__ bool bwd_sm90_make_work(const BackwardArgs& b, int in
   work.set(BwdSm90Work::kFullEnd, blocks.full_end);
   work.set(BwdSm90Work::kSteps, p.group * count);
   const auto blocks_of_keys_from = [&](int key) {
-    return key >= 0 && key < span.used_k
-               ? tile::q_blocks(p, span, key, min(key + kTileN, span.used_k), Instance::kConfig.tile_m)
-               : tile::KvBlocks{};
+    if (key < 0 || key >= span.used_k) return tile::KvBlocks{};
+    const int end = min(key + kTileN, span.used_k);
+    const tile::KvBlocks of_keys = tile::q_blocks(p, span, key, end, Instance::kConfig.tile_m);
+    if constexpr (!kAlibi) return of_keys;
+    return tile::queries_in_reach(of_keys, span, key, end, reach, Instance::kConfig.tile_m);
   };
   if (kChain || b.dq_semaphore != nullptr) {
     const tile::KvBlocks before = blocks_of_keys_from(first_key + kTileN);

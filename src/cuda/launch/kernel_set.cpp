@@ -176,8 +176,7 @@ class Collector {
     collect_before_lists();
     if (set_.main->bf16x3) add(set_.before, KernelKind::kBackwardBf16x3);
     if (walks_over_seen_blocks()) add(set_.before, KernelKind::kBackwardSeenBlocks);
-    if (may_have_reach(p(), *set_.main) && !asked_.deterministic)
-      add(set_.before, KernelKind::kBackwardAlibiNorms);
+    if (may_have_reach(p(), *set_.main)) add(set_.before, KernelKind::kBackwardAlibiNorms);
     if (set_.main->dk_alone) {
       add_gradient(KernelKind::kBackwardDv);
       add_gradient(KernelKind::kBackwardDq);

@@ -461,8 +461,7 @@ BackwardLayout backward_layout(const AttentionProblem& p, const Kernel& kernel,
     args.heads_at_once = static_cast<int>(ceil_div(heads, ceil_div(heads, std::max<int64_t>(1, wanted))));
   }
   args.slots = device.sm_count * ctas_per_sm;
-  // Where the order of additions is fixed, a tile waits for the one before it at every block that both have: all have all.
-  args.alibi_norms.wanted = may_have_reach(p, kernel) && !deterministic;
+  args.alibi_norms.wanted = may_have_reach(p, kernel);
   if (kernel.persistent) {
     // As many heads as fill the GPU, so that CTAs share Q, dO and dq_sum in L2; where tiles differ twice as many, so
     // that the longest of each come first, and the last section has enough to end evenly: two tiles a CTA. (Simulated
