@@ -742,6 +742,32 @@ TEST(Schedule, SequencesThatShareABiasAreNeighbours) {
   EXPECT_FALSE(sequences_first()) << "each sequence has its own";
 }
 
+/// Tiles are then of many lengths: a counter deals them out, the last heads first, sequences of a head side by side.
+TEST(Schedule, LongSequencesUnderAlibiHaveAReach) {
+  Kernel kernel = kPlain64;
+  kernel.alibi_norms = kernel.persistent = true;
+  const auto norms_of = [&](const AttentionProblem& p) {
+    const ForwardLayout layout = forward_layout(p, kernel, hopper(), 2, true);
+    EXPECT_EQ(layout.args.alibi_norms.wanted, layout.alibi_norms >= 0);
+    EXPECT_EQ(layout.args.alibi_norms.wanted, layout.args.sequences_first);
+    EXPECT_EQ(layout.args.alibi_norms.wanted, layout.tile_counter >= 0);
+    return layout.args.alibi_norms.wanted;
+  };
+  const auto with_slopes = [](AttentionProblem p) {
+    p.tensors[index_of(Role::kAlibi)].present = true;
+    return p;
+  };
+  const AttentionProblem p = with_slopes(problem(4, 4096, 4096, 16, 16, 64));
+  EXPECT_TRUE(norms_of(p));
+  EXPECT_FALSE(norms_of(problem(4, 4096, 4096, 16, 16, 64))) << "no slopes";
+  EXPECT_FALSE(norms_of(with_slopes(problem(16, 1024, 1024, 16, 16, 64)))) << "short sequences";
+  EXPECT_FALSE(norms_of(with_slopes(problem(64, 1, 4096, 16, 16, 64)))) << "few queries";
+  EXPECT_FALSE(norms_of(with_slopes(problem(1 << 17, 4096, 4096, 1, 1, 64))))
+      << "more sequences than a grid has";
+  kernel.alibi_norms = false;
+  EXPECT_FALSE(norms_of(p)) << "a kernel that knows no reach";
+}
+
 /// Each sum is rounded to 16 bits, in any order.
 TEST(KernelTable, MainKernelsAddFewSumsToTheGradientOfABias) {
   Kernel main = kPlain64;

@@ -13,6 +13,8 @@
 namespace fovea::cuda {
 namespace {
 
+constexpr int64_t kMostOfGrid = 65535;  // of its second and third dimension
+
 /// Whether tiles of queries can see different numbers of keys.
 bool tiles_differ(const AttentionProblem& p) {
   return p.packed || p.window_left >= 0 || p.window_right >= 0 || p.has(Role::kSeqUsedQ) ||
@@ -81,7 +83,7 @@ bool may_have_reach(const AttentionProblem& p, const Kernel& kernel) {
   // With fewer the norms, which take the time of reading q and k, cost more than the slopes of ALiBi's paper save.
   constexpr int64_t kFewestKeys = 2048, kFewestQueries = 1024;
   return kernel.alibi_norms && p.has(Role::kAlibi) && !p.has_cache() && p.seqlen_k >= kFewestKeys &&
-         p.seqlen_q >= kFewestQueries;
+         p.seqlen_q >= kFewestQueries && std::max(p.heads_q, p.batch) <= kMostOfGrid;
 }
 
 bool packs_group(const AttentionProblem& p, const Kernel& kernel) {
@@ -381,7 +383,6 @@ ForwardLayout forward_layout(const AttentionProblem& p, const Kernel& kernel, co
   // 1,024 tokens, 16 heads of 128, causal: 17.3 us for 19.0; where there are more, it is worth 10 to 40 %), but where some wait for keys.
   const int64_t waves_in_turn = p.arriving_keys > 0 ? 1 : 2;
   const int64_t ctas = ctas_of(p, kernel, args.pack_group) * args.num_splits;
-  constexpr int64_t kMostOfGrid = 65535;  // of its second and third dimension
   args.one_tile_each = kernel.persistent && !kernel.stream_k && !kernel.seen_blocks && args.num_splits == 1 &&
                        ctas <= args.slots && are_whole(p) && std::max(p.heads_q, p.batch) <= kMostOfGrid;
   args.loads_first = args.one_tile_each && !args.pack_group && args.p.window_left < 0 &&
