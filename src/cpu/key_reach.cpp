@@ -2,11 +2,11 @@
 #include "cpu/key_reach.hpp"
 
 #include <algorithm>
+#include <array>
+#include <atomic>
 #include <cmath>
 #include <limits>
-#include <span>
 #include <thread>
-#include <vector>
 
 #include "tile/alibi_reach.hpp"
 
@@ -33,31 +33,32 @@ struct DistanceReader {
     for (int64_t j = j0; j < j0 + n; ++j)
       for (int64_t x = 0; x < heads; ++x) visit(x, j, *values.of(row + x, j, heads));
   }
-  /// Whether a head has a weight for one of the keys; if so the nearest to `end`, else -1. `outermost` as in farthest().
-  int64_t first_with_weight(int64_t query, int64_t j0, int64_t n, bool upwards, const float* least) const {
+  /// Of n keys the first, or with `last` the last, for which f of some head x is not below least[x]: it may have a weight, as it may where
+  /// f is NaN. -1: none.
+  int64_t key_with_weight(int64_t query, int64_t j0, int64_t n, bool last, const float* least) const {
     int64_t found = -1;
     read(query, j0, n, [&](int64_t x, int64_t j, float f) {
-      if (f < least[x]) return;  // NaN may have one
-      if (found < 0 || !upwards) found = j;
+      if (f < least[x]) return;
+      if (found < 0 || last) found = j;
     });
     return found;
   }
-  /// The largest distance from the last query to a key before it at which some head reaches its least value.
+  /// The largest distance from the last query to a key before it that may have a weight.
   int64_t before(const float* least) const {
     const int64_t keys = group.span.used_k;
     for (int64_t j = 0; j < keys; j += kKeysAtOnce) {
       const int64_t found =
-          first_with_weight(group.span.used_q - 1, j, std::min(kKeysAtOnce, keys - j), true, least);
+          key_with_weight(group.span.used_q - 1, j, std::min(kKeysAtOnce, keys - j), false, least);
       if (found >= 0) return keys - 1 - found;
     }
     return 0;
   }
-  /// From the first query to a key behind it.
+  /// The largest distance from the first query to a key behind it that may have a weight.
   int64_t behind(const float* least) const {
     const int64_t keys = group.span.used_k, own = keys - group.span.used_q;
     for (int64_t end = keys; end > own; end -= kKeysAtOnce) {
       const int64_t j = std::max(own, end - kKeysAtOnce);
-      const int64_t found = first_with_weight(0, j, end - j, false, least);
+      const int64_t found = key_with_weight(0, j, end - j, true, least);
       if (found >= 0) return found - own;
     }
     return 0;

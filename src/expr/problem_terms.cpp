@@ -187,12 +187,19 @@ AttentionProblem with_slopes(const AttentionProblem& problem) {
   const size_t heads = slopes->by_batch ? 1 : 0;
   const bool learns = std::any_of(p.named.begin(), p.named.end(),
                                   [](const NamedTensor& tensor) { return tensor.gradient.present; });
-  if (named.tensor.dtype != DType::kF32 || learns) return p;
+  // A dimension of one element stands for all; one of fewer than there are indices is read outside of.
+  const auto serves = [&](size_t d, int64_t count) {
+    return named.tensor.shape[d] == 1 || named.tensor.shape[d] >= count;
+  };
+  if (named.tensor.dtype != DType::kF32 || learns || !serves(heads, p.heads_q) ||
+      (slopes->by_batch && !serves(0, p.batch)))
+    return p;
+  const auto stride_of = [&](size_t d) { return named.tensor.shape[d] == 1 ? 0 : named.tensor.stride[d]; };
   TensorDesc& alibi = p.tensors[index_of(Role::kAlibi)];
   alibi = named.tensor;
   alibi.ndim = 2;
   alibi.shape = {p.batch, p.heads_q};
-  alibi.stride = {slopes->by_batch ? named.tensor.stride[0] : 0, named.tensor.stride[heads]};
+  alibi.stride = {slopes->by_batch ? stride_of(0) : 0, stride_of(heads)};
   p.named_slopes = static_cast<int>(slopes->tensor);
   p.expressions = nullptr;
   return p;

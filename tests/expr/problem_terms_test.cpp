@@ -137,13 +137,14 @@ TEST(ProblemTerms, WindowsOfUnknownLengthsNameThem) {
 }
 
 /// The slopes of a problem with this score, as strides of batch and heads; "score" where it stays one.
-std::string slopes_of_score(AttentionProblem p, const char* score, DType dtype = DType::kF32) {
+std::string slopes_of_score(AttentionProblem p, const char* score, DType dtype = DType::kF32,
+                            int64_t slopes = 0) {
   const std::vector<TensorDeclaration> tensors = {{"slope", dtype, 1}, {"each", dtype, 2}};
   TensorDesc slope, each;
   slope.present = each.present = true;
   slope.dtype = each.dtype = dtype;
   slope.ndim = 1;
-  slope.shape = {p.heads_q};
+  slope.shape = {slopes > 0 ? slopes : p.heads_q};
   slope.stride = {3};
   each.ndim = 2;
   each.shape = {p.batch, p.heads_q};
@@ -174,6 +175,12 @@ TEST(ProblemTerms, ScoresThatAreAlibisAreSlopes) {
         "slope[h] * abs(q - k)"})
     EXPECT_EQ(slopes_of_score(p, other), "score") << other;
   EXPECT_EQ(slopes_of_score(p, "s - slope[h] * abs(q - k)", DType::kBF16), "score");
+  AttentionProblem wider = p;
+  wider.heads_q *= 2;
+  EXPECT_EQ(slopes_of_score(wider, "s - slope[h] * abs(q - k)", DType::kF32, p.heads_q), "score")
+      << "too few";
+  EXPECT_EQ(slopes_of_score(wider, "s - slope[h] * abs(q - k)", DType::kF32, 1), "slope: 0, 0")
+      << "one for all";
   AttentionProblem longer = p;
   longer.seqlen_k += 5;
   EXPECT_EQ(slopes_of_score(longer, "s - slope[h] * abs(q - k)"), "score") << "that is no distance";

@@ -29,11 +29,11 @@ float small_number(int64_t i) {
 }
 
 /// n rows of d codes, all but NaN in turn.
-struct Rows {
+struct CodeRows {
   int64_t n, d;
   std::vector<E4M3> codes;
 
-  Rows(int64_t count, int64_t size) : n(count), d(size), codes(static_cast<size_t>(count * size)) {
+  CodeRows(int64_t count, int64_t size) : n(count), d(size), codes(static_cast<size_t>(count * size)) {
     for (size_t i = 0; i < codes.size(); ++i) {
       const auto bits = static_cast<uint8_t>(i * 5);
       codes[i] = {(bits & 0x7f) == 0x7f ? uint8_t{0x81} : bits};
@@ -51,7 +51,7 @@ void expect_near(float found, double expected, double size, const std::string& w
   }
 }
 
-void check_dots(const Ops& ops, int64_t rows, const Rows& keys) {
+void check_dots(const Ops& ops, int64_t rows, const CodeRows& keys) {
   const int64_t d = keys.d, n = keys.n;
   std::vector<float> q(static_cast<size_t>(rows * d)), s(static_cast<size_t>(rows * kScores), -1.0f);
   for (size_t i = 0; i < q.size(); ++i) q[i] = small_number(static_cast<int64_t>(i));
@@ -80,7 +80,7 @@ void check_dots(const Ops& ops, int64_t rows, const Rows& keys) {
   }
 }
 
-void check_sums(const Ops& ops, int64_t rows, const Rows& values) {
+void check_sums(const Ops& ops, int64_t rows, const CodeRows& values) {
   const int64_t d = values.d, n = values.n;
   constexpr float kBehind = 77;  // what is behind the last column stays
   const int64_t ld = d + 1;
@@ -112,8 +112,8 @@ TEST(CodesOf8Bits, ProductsOfFewRows) {
     for (const int64_t rows : kRowCounts) {
       for (const int64_t d : {1, 31, 64, 72, 128, 200, 320}) {
         for (const int64_t n : {1, 6, 21}) {
-          check_dots(*ops, rows, Rows(n, d));
-          check_sums(*ops, rows, Rows(n, d));
+          check_dots(*ops, rows, CodeRows(n, d));
+          check_sums(*ops, rows, CodeRows(n, d));
         }
       }
     }
@@ -124,7 +124,7 @@ TEST(CodesOf8Bits, NanStaysInItsPlace) {
   for (const Ops* ops : tables()) {
     for (const int64_t rows : kRowCounts) {
       for (const int64_t n : {1, 7, 16}) {
-        Rows of_nan(n, 136);
+        CodeRows of_nan(n, 136);
         of_nan.at(n - 1, 3) = {0x7f};
         of_nan.at(n / 2, 133) = {0xff};
         check_dots(*ops, rows, of_nan);
