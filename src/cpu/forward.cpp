@@ -238,8 +238,10 @@ class Forward final : public Prepared {
         split_offset_(options.num_threads * thread_bytes_),
         shared_offset_(split_offset_ + split_bytes(staging_, schedule_)),
         seen_offset_(shared_offset_ + round_up(shared_.bytes(), kAlignment)) {
-    if (schedule_.row_path) shared_seen_ = {};
-    if (schedule_.row_path) reach_ = {};
+    if (schedule_.row_path) {  // few rows ask for themselves
+      shared_seen_ = {};
+      reach_ = {};
+    }
     reach_offset_ = seen_offset_ + round_up(shared_seen_.bytes(), kAlignment);
     workspace_size = static_cast<size_t>(reach_offset_ + reach_.bytes());
     summary = summary_of(programs_, schedule_, options.splits);
