@@ -55,15 +55,19 @@ def kept(shape: Shape, head: int, i: Tensor, j: Tensor) -> Tensor:
         return product >> 32 & MASK  # of int64 that wrapped around, too
 
     start = philox([0, 0, 0, 0], 10)
-    counter = [4 * (j // 16) + j % 8 // 2, 8 * (i // 16) + i % 8, head, 0]
+    column, row = 2 * (j // 16) + j % 8 // 4, 8 * (i // 16) + i % 8
+    counter = [column, row, head, 0]
     words = philox([x ^ y for x, y in zip(counter, start, strict=True)], 7)
     far_i, far_j = (i // 8 % 2).bool(), (j // 8 % 2).bool()
     word = torch.where(far_j, torch.where(far_i, words[3], words[2]), torch.where(far_i, words[1], words[0]))
-    return (word >> 16 * (j % 2)) % 32768 >= threshold(shape)
+    place = (start[3] + 53685 * column + 43977 * row + 36025 * head) % 2**16
+    whole, fraction = divmod(threshold(shape), 2**16)
+    return (word >> 8 * (j % 4)) % 128 >= whole + (place < fraction).int()
 
 
 def threshold(shape: Shape) -> int:
-    return math.floor(DROPOUT * 32768 + 0.5) if shape.dropout else 0
+    """The probability of dropout, in multiples of 2^-23."""
+    return math.floor(DROPOUT * 2**23 + 0.5) if shape.dropout else 0
 
 
 class Slice:
@@ -110,7 +114,7 @@ class Slice:
                 keep: Tensor | float = 1.0  # dropout's factor
                 if shape.dropout:
                     keep = kept(shape, batch * shape.h_q + head * group + h, i - (len(k) - length_q), j).double()
-                    keep /= 1 - threshold(shape) / 32768
+                    keep /= 1 - threshold(shape) / 2**23
                 o = (p * keep) @ v
                 parts["o"][h].append(o)
                 parts["lse"][h].append(lse[:, 0])

@@ -58,6 +58,8 @@ using VU = hn::Vec<DU>;
 using DU64 = hn::RepartitionToWide<DU>;
 using VU64 = hn::Vec<DU64>;
 using DI16 = hn::RepartitionToNarrow<DI>;
+using DU16 = hn::RepartitionToNarrow<DU>;
+using VU16 = hn::Vec<DU16>;
 
 constexpr uint32_t round_key0(uint32_t round) {
   return round * tile::kPhiloxKeyStep0;
@@ -66,24 +68,76 @@ constexpr uint32_t round_key1(uint32_t round) {
   return round * tile::kPhiloxKeyStep1;
 }
 
-/// The bits of a word that decide.
-inline constexpr uint32_t kRandomBits = (tile::Dropout::kOne - 1) * 0x10001u;
+/// Of p: the largest random number of a weight that is dropped, in two bytes, in cells whose threshold is rounded down and up; and
+/// where in the sequence of cells it is rounded up.
+struct Thresholds {
+  uint16_t low, high, share;
 
-/// Stores the bits of words, a lane each, whose halves decide about two keys.
-HWY_INLINE void store_kept(VU words, VU random_bits, hn::Vec<DI16> largest_dropped, uint8_t* kept) {
-  const DI16 d;
-  hn::StoreMaskBits(d, hn::Gt(hn::BitCast(d, hn::And(words, random_bits)), largest_dropped), kept);
-}
-/// The largest random number of a weight that is dropped.
-HWY_INLINE hn::Vec<DI16> largest_dropped(const tile::Dropout& dropout) {
-  return hn::Set(DI16(), static_cast<int16_t>(static_cast<int32_t>(dropout.threshold) - 1));
+  explicit Thresholds(const tile::Dropout& dropout)
+      : low(static_cast<uint16_t>((((dropout.threshold >> tile::Dropout::kFractionBits) - 1) & 0xff) *
+                                  0x101)),
+        high(static_cast<uint16_t>((dropout.threshold >> tile::Dropout::kFractionBits) * 0x101)),
+        share(static_cast<uint16_t>(dropout.threshold)) {}
+
+  HWY_INLINE VU16 of_cells(VU16 places) const {
+    const DU16 d;
+    return hn::IfThenElse(hn::Lt(places, hn::Set(d, share)), hn::Set(d, high), hn::Set(d, low));
+  }
+};
+
+/// The keys of a tile, two a row of bits.
+struct KeptRows {
+  int64_t j0, rows;
+  uint8_t* kept;
+
+  /// The bits of lane x for the keys j and j + 1; NULL where they are not of the tile.
+  uint8_t* at(int64_t j, int x) const {
+    const int64_t row = (j - j0) / 2;
+    return j < j0 || row >= rows ? nullptr : kept + row * kKeptBytes + x / 4;
+  }
+};
+
+/// Stores the bits of lanes [x, x + kLanes): the bytes of words, a lane each, decide about the keys j to j + 3, those of `far_words`
+/// about the keys 8 behind. `largest_dropped`: in two bytes, of all lanes, and again.
+HWY_INLINE void store_kept(VU words, VU far_words, VU16 largest_dropped, int64_t j, int x,
+                           const KeptRows& out) {
+  const DU16 pairs;
+  const hn::Repartition<int8_t, DU16> bytes;
+  const auto random_bits = hn::Set(bytes, int8_t{0x7f});
+  const VU16 near = hn::BitCast(pairs, words), far = hn::BitCast(pairs, far_words);
+  for (int odd = 0; odd < 2; ++odd) {
+    const VU16 random = odd == 0 ? hn::ConcatEven(pairs, far, near) : hn::ConcatOdd(pairs, far, near);
+    uint8_t bits[std::max(8, kLanes / 2)];  // StoreMaskBits wants room for eight
+    hn::StoreMaskBits(
+        bytes, hn::Gt(hn::And(hn::BitCast(bytes, random), random_bits), hn::BitCast(bytes, largest_dropped)),
+        bits);
+    for (int behind = 0; behind < 2; ++behind) {
+      uint8_t* const kept = out.at(j + 2 * odd + 8 * behind, x);
+      if (kept != nullptr) std::copy_n(bits + behind * (kLanes / 4), kLanes / 4, kept);
+    }
+  }
 }
 
 // ---- 16 rows of one head, of which the first begins a cell
 
 inline constexpr int kCellRows = 8, kGroupRows = 2 * kCellRows;
 inline constexpr int kRowVectors = std::max(1, 2 * kCellRows / kLanes);  ///< of 64-bit lanes
-inline constexpr int kMostColumns = 32;  ///< 1 KB of their parts beside a tile of scores of 24 KB
+inline constexpr int kMostColumns = 16;                                  ///< those of 128 keys
+/// Places of cells in the sequence of thresholds, from that of the first row on: of lanes [kLanes r, kLanes (r + 1)), and again.
+struct RowPlaces {
+  alignas(64) uint16_t of[kRowVectors][2 * kLanes];
+};
+constexpr RowPlaces places_of_rows() {
+  RowPlaces places{};
+  for (int r = 0; r < kRowVectors; ++r) {
+    for (int x = 0; x < 2 * kLanes; ++x) {
+      const auto row = static_cast<uint32_t>((r * kLanes + x % kLanes) % kCellRows);
+      places.of[r][x] = static_cast<uint16_t>(row * tile::Dropout::kRowStep);
+    }
+  }
+  return places;
+}
+inline constexpr RowPlaces kRowPlaces = places_of_rows();
 
 HWY_INLINE VU64 product_of(VU64 x, uint32_t factor) {
   return hn::MulEven(hn::BitCast(DU(), x), hn::Set(DU(), factor));
@@ -100,7 +154,6 @@ struct CellColumns {
   alignas(64) uint64_t word2[kMostColumns];   ///< of the next round, but for the row
   alignas(64) uint64_t product0[kMostColumns];
   uint64_t key0[tile::Dropout::kRounds], key1[tile::Dropout::kRounds];
-  uint32_t random_bits;
 
   /// Not inlined: where the compiler sees the constants, it makes each anew for every cell.
   HWY_NOINLINE void set(const tile::Dropout& dropout, uint64_t head_product, uint32_t first);
@@ -108,7 +161,6 @@ struct CellColumns {
 
 void CellColumns::set(const tile::Dropout& dropout, uint64_t head_product, uint32_t first) {
   const DU64 d;
-  random_bits = kRandomBits;
   for (uint32_t round = 0; round < tile::Dropout::kRounds; ++round) {
     key0[round] = round_key0(round);
     key1[round] = round_key1(round);
@@ -161,42 +213,32 @@ HWY_INLINE CellWords cells_of(VU64 rows, const CellColumns& columns, int c) {
   return w;
 }
 
-/// The keys of a tile, two a row of bits.
-struct KeptRows {
-  int64_t j0, rows;
-  uint8_t* kept;
+/// The low halves of 64-bit lanes: of rows, then of rows 8 behind. Vector i is of lanes [kLanes i, kLanes (i + 1)).
+HWY_INLINE VU words_of_lanes(const VU64 (&rows)[kRowVectors], const VU64 (&far_rows)[kRowVectors], int i) {
+  const DU d;
+  const auto half = [&](int v) {
+    return hn::BitCast(d, v < kRowVectors ? rows[v] : far_rows[v - kRowVectors]);
+  };
+  return hn::ConcatEven(d, half(2 * i + 1), half(2 * i));
+}
 
-  /// The bits of lane x for the keys j and j + 1; NULL where they are not of the tile.
-  uint8_t* at(int64_t j, int x) const {
-    const int64_t row = (j - j0) / 2;
-    return j < j0 || row >= rows ? nullptr : kept + row * kKeptBytes + x / 4;
-  }
-};
-
-/// The bits of lanes [x, x + kGroupRows) for the keys of `count` columns of cells, the first of which begins at the key `block`.
-HWY_INLINE void group_bits(const tile::Dropout& dropout, const VU64* rows, const CellColumns& columns,
-                           int count, int64_t block, int x, const KeptRows& out) {
-  const auto below = largest_dropped(dropout);
-  const DU du;
+/// The bits of lanes [x, x + kGroupRows) for the keys of `count` columns of cells, the first of which begins at the key `block` and
+/// has the place `first_place` in its first row.
+HWY_INLINE void group_bits(const Thresholds& thresholds, uint32_t first_place, const VU64* rows,
+                           const CellColumns& columns, int count, int64_t block, int x, const KeptRows& out) {
+  const DU16 d16;
   for (int c = 0; c < count; ++c) {
     VU64 words[4][kRowVectors];
     for (int r = 0; r < kRowVectors; ++r) {
       const CellWords cells = cells_of(rows[r], columns, c);
       for (int w = 0; w < 4; ++w) words[w][r] = cells.of[w];
     }
-    for (int u = 0; u < 2; ++u) {
-      uint8_t* kept = out.at(block + c / 4 * 16 + c % 4 * 2 + 8 * u, x);
-      if (kept == nullptr) continue;
-      VU64 near_far[2 * kRowVectors];
-      for (int r = 0; r < kRowVectors; ++r) {
-        near_far[r] = words[2 * u][r];
-        near_far[kRowVectors + r] = words[2 * u + 1][r];
-      }
-      for (int i = 0; i < kRowVectors; ++i) {
-        const VU low = hn::BitCast(du, near_far[2 * i]), high = hn::BitCast(du, near_far[2 * i + 1]);
-        store_kept(hn::ConcatEven(du, high, low), hn::Set(du, columns.random_bits), below,
-                   kept + i * kLanes / 4);
-      }
+    const uint32_t place = first_place + static_cast<uint32_t>(c) * tile::Dropout::kColumnStep;
+    for (int i = 0; i < kRowVectors; ++i) {
+      const VU16 places =
+          hn::Add(hn::Set(d16, static_cast<uint16_t>(place)), hn::Load(d16, kRowPlaces.of[i]));
+      store_kept(words_of_lanes(words[0], words[1], i), words_of_lanes(words[2], words[3], i),
+                 thresholds.of_cells(places), block + c / 2 * 16 + c % 2 * 4, x + i * kLanes, out);
     }
   }
 }
@@ -218,16 +260,18 @@ HWY_INLINE void multiply_wide(VU x, uint32_t factor, VU& low, VU& high) {
 HWY_INLINE void lane_bits(const tile::Dropout& dropout, const int32_t* query, const int32_t* head,
                           int64_t block, int x, const KeptRows& out) {
   const DU d;
-  const auto below = largest_dropped(dropout);
-  const VU bits = hn::Set(d, kRandomBits);
+  const DU16 d16;
+  const Thresholds thresholds(dropout);
   const VU i = hn::BitCast(d, hn::LoadU(DI(), query + x));
   const VU row = hn::Add(hn::Set(d, dropout.first_row),
                          hn::Add(hn::ShiftLeft<3>(hn::ShiftRight<4>(i)), hn::And(i, hn::Set(d, 7u))));
   const auto is_far = hn::Ne(hn::And(i, hn::Set(d, 8u)), hn::Zero(d));
-  const VU head_word = hn::Xor(hn::BitCast(d, hn::LoadU(DI(), head + x)), hn::Set(d, dropout.start[2]));
-  for (int c = 0; c < 4; ++c) {
-    const int64_t key = block + 2 * c;
-    if (out.at(key, x) == nullptr && out.at(key + 8, x) == nullptr) continue;
+  const VU of_head = hn::BitCast(d, hn::LoadU(DI(), head + x));
+  const VU head_word = hn::Xor(of_head, hn::Set(d, dropout.start[2]));
+  const VU places = hn::Add(hn::Mul(row, hn::Set(d, tile::Dropout::kRowStep)),
+                            hn::Mul(of_head, hn::Set(d, tile::Dropout::kHeadStep)));
+  for (int c = 0; c < 2; ++c) {
+    const int64_t key = block + 4 * c;
     const uint32_t column = dropout.first_column + tile::Dropout::column_of_cell(static_cast<uint32_t>(key));
     VU c0 = hn::Set(d, column ^ dropout.start[0]);
     VU c1 = hn::Xor(row, hn::Set(d, dropout.start[1])), c2 = head_word, c3 = hn::Set(d, dropout.start[3]);
@@ -240,8 +284,10 @@ HWY_INLINE void lane_bits(const tile::Dropout& dropout, const int32_t* query, co
       c1 = low1;
       c3 = low0;
     }
-    if (uint8_t* kept = out.at(key, x)) store_kept(hn::IfThenElse(is_far, c1, c0), bits, below, kept);
-    if (uint8_t* kept = out.at(key + 8, x)) store_kept(hn::IfThenElse(is_far, c3, c2), bits, below, kept);
+    const VU16 place =
+        hn::BitCast(d16, hn::Add(places, hn::Set(d, dropout.start[3] + column * tile::Dropout::kColumnStep)));
+    store_kept(hn::IfThenElse(is_far, c1, c0), hn::IfThenElse(is_far, c3, c2),
+               thresholds.of_cells(hn::ConcatEven(d16, place, place)), key, x, out);
   }
 }
 
@@ -255,9 +301,12 @@ inline bool share_cells(const int32_t* query, const int32_t* head) {
 void dropout_bits(const tile::Dropout& dropout, const int32_t* query, const int32_t* head, int64_t j0,
                   int64_t n, uint8_t* kept) {
   const KeptRows out{j0, (n + 1) / 2, kept};
+  const Thresholds thresholds(dropout);
   CellColumns columns;
-  for (int64_t block = j0 / 16 * 16; block < j0 + n; block += kMostColumns * 4) {
-    const int64_t end = std::min(j0 + n, block + kMostColumns * 4);
+  for (int64_t block = j0 / 16 * 16; block < j0 + n; block += kMostColumns * 8) {
+    const int64_t end = std::min(j0 + n, block + kMostColumns * 8);
+    const uint32_t first_column =
+        dropout.first_column + tile::Dropout::column_of_cell(static_cast<uint32_t>(block));
     int32_t head_of_columns = -1;
     for (int x = 0; x < kPanel; x += kGroupRows) {
       if (!share_cells(query + x, head + x)) {
@@ -270,17 +319,19 @@ void dropout_bits(const tile::Dropout& dropout, const int32_t* query, const int3
       const uint64_t head_product =
           uint64_t{tile::kPhiloxMultiplier1} * (static_cast<uint32_t>(head[x]) ^ dropout.start[2]);
       if (head[x] != head_of_columns) {
-        columns.set(dropout, head_product,
-                    dropout.first_column + tile::Dropout::column_of_cell(static_cast<uint32_t>(block)));
+        columns.set(dropout, head_product, first_column);
         head_of_columns = head[x];
       }
+      const uint32_t first_row =
+          dropout.first_row + tile::Dropout::row_of_cell(static_cast<uint32_t>(query[x]));
       VU64 rows[kRowVectors];
-      for (int r = 0; r < kRowVectors; ++r) {
-        const uint32_t first =
-            dropout.first_row + tile::Dropout::row_of_cell(static_cast<uint32_t>(query[x]));
-        rows[r] = product_of_rows(dropout, head_product, first + static_cast<uint32_t>(r * kLanes / 2));
-      }
-      group_bits(dropout, rows, columns, static_cast<int>((end - block + 15) / 16 * 4), block, x, out);
+      for (int r = 0; r < kRowVectors; ++r)
+        rows[r] = product_of_rows(dropout, head_product, first_row + static_cast<uint32_t>(r * kLanes / 2));
+      const uint32_t place = dropout.start[3] + first_column * tile::Dropout::kColumnStep +
+                             first_row * tile::Dropout::kRowStep +
+                             static_cast<uint32_t>(head[x]) * tile::Dropout::kHeadStep;
+      group_bits(thresholds, place, rows, columns, static_cast<int>((end - block + 15) / 16 * 2), block, x,
+                 out);
     }
   }
 }

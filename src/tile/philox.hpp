@@ -28,21 +28,27 @@ constexpr PhiloxWords philox4x32(PhiloxWords counter, std::array<uint32_t, 2> ke
   return counter;
 }
 
-/// Drops attention weights with probability p, rounded to a multiple of 2^-15, and scales the others by 1 / (1 - p). Of
-/// each weight 15 random bits decide: it is kept when they are at least p 2^15. Queries i and keys j count within the
-/// sequence; `head` = batch index * heads_q + query head.
+/// Drops attention weights with probability p, rounded to a multiple of 2^-23, and scales the others by 1 / (1 - p). Queries
+/// i and keys j count within the sequence; `head` = batch index * heads_q + query head.
 ///
-/// One call of Philox decides a cell: the eight weights of a block of 16 x 16 that one lane has in the operand A of
-/// m16n8k16 (PTX ISA, "Matrix Fragments for mma.m16n8k16"), in the order of its registers and their halves:
+/// One call of Philox decides a cell: 16 weights of a block of 16 x 16, those of rows i0 and i0 + 8 and of columns j0 to j0 + 3 and
+/// j0 + 8 to j0 + 11. Two lanes have them in the operand A of m16n8k16 (PTX ISA, "Matrix Fragments for mma.m16n8k16"), in words in
+/// the order of its registers, in bytes in that of keys:
 ///
-///   words    0: i0, j0 | j0 + 1    1: i0 + 8, j0 | j0 + 1    2: i0, j0 + 8 | j0 + 9    3: i0 + 8, j0 + 8 | j0 + 9
+///   words    0: i0, j0 to j0 + 3    1: i0 + 8, j0 to j0 + 3    2: i0, j0 + 8 to j0 + 11    3: i0 + 8, j0 + 8 to j0 + 11
+///
+/// A weight is kept when the lowest seven bits of its byte are at least the threshold of its cell. Thresholds are p 2^7, rounded
+/// up in as many cells as make their mean exact, and else down: a Weyl sequence over the cells chooses, so any few neighbours have nearly
+/// the mean, too.
 ///
 /// The key of Philox is 0, so that the keys of its rounds are constants. Seed and offset, mixed, go into the counter.
 struct Dropout {
-  static constexpr int kRounds = 7, kBits = 15;
-  static constexpr uint32_t kOne = 1u << kBits;
+  static constexpr int kRounds = 7, kBits = 7, kFractionBits = 16;
+  static constexpr uint32_t kOne = 1u << (kBits + kFractionBits);
+  /// Of the Weyl sequence, modulo 2^16: powers of 0.8192, the inverse of the root of x^4 = x + 1, made odd.
+  static constexpr uint32_t kColumnStep = 53685, kRowStep = 43977, kHeadStep = 36025;
 
-  uint32_t threshold = 0;
+  uint32_t threshold = 0;  ///< p kOne
   float keep_scale = 1;
   PhiloxWords start{};  ///< XORed into the counters
   /// Counters of the first cell: 0, but for a part of a larger problem, whose stream it shares.
@@ -67,27 +73,42 @@ struct Dropout {
     first_column = column_of_cell(static_cast<uint32_t>(key));
   }
 
+  struct Cell {
+    PhiloxWords words;
+    uint32_t threshold;  ///< in each byte
+
+    /// Bits 7, 15, 23 and 31: whether the weights of the word's bytes are kept. Nothing is borrowed from another byte.
+    constexpr uint32_t kept(size_t word) const { return (words[word] | 0x80808080u) - threshold; }
+  };
+
   /// The counters of a cell: one for its columns, one for its rows.
-  static constexpr uint32_t column_of_cell(uint32_t j) { return j / 16 * 4 + j % 8 / 2; }
+  static constexpr uint32_t column_of_cell(uint32_t j) { return j / 16 * 2 + j % 8 / 4; }
   static constexpr uint32_t row_of_cell(uint32_t i) { return i / 16 * 8 + i % 8; }
-  constexpr PhiloxWords cell(uint32_t head, uint32_t row, uint32_t column) const {
-    return philox4x32<kRounds>(
-        {(first_column + column) ^ start[0], (first_row + row) ^ start[1], head ^ start[2], start[3]},
-        {0, 0});
+  constexpr Cell cell(uint32_t head, uint32_t row, uint32_t column) const {
+    row += first_row;
+    column += first_column;
+    return {philox4x32<kRounds>({column ^ start[0], row ^ start[1], head ^ start[2], start[3]}, {0, 0}),
+            threshold_of_cell(head, row, column)};
   }
-  /// Bits 15 and 31 of the result: whether the weights of the halves are kept. No carry leaves a half.
-  constexpr uint32_t kept(uint32_t word) const {
-    return (word & (kOne - 1) * 0x10001u) + (kOne - threshold) * 0x10001u;
-  }
-  /// As kept(), of query i and keys j and j + 1, j even.
-  constexpr uint32_t kept_pair(uint32_t head, uint32_t i, uint32_t j) const {
-    const PhiloxWords words = cell(head, row_of_cell(i), column_of_cell(j));
+  /// As Cell::kept(), of query i and keys j to j + 3, j a multiple of 4.
+  constexpr uint32_t kept_four(uint32_t head, uint32_t i, uint32_t j) const {
+    const Cell of = cell(head, row_of_cell(i), column_of_cell(j));
+    // Selections: an index that is not known would keep the words in memory on GPUs.
     const bool far_row = i / 8 % 2 != 0;
-    const uint32_t near = far_row ? words[1] : words[0], far = far_row ? words[3] : words[2];
-    return kept(j / 8 % 2 == 0 ? near : far);
+    const uint32_t near = far_row ? of.kept(1) : of.kept(0), far = far_row ? of.kept(3) : of.kept(2);
+    return j / 8 % 2 == 0 ? near : far;
   }
   constexpr bool keep(uint32_t head, uint32_t i, uint32_t j) const {
-    return (kept_pair(head, i, j - j % 2) >> (j % 2 * 16 + 15) & 1) != 0;
+    return (kept_four(head, i, j - j % 4) >> (j % 4 * 8 + 7) & 1) != 0;
+  }
+
+ private:
+  /// In each byte. The sequence modulo 2^16 is that of the high halves of words here.
+  constexpr uint32_t threshold_of_cell(uint32_t head, uint32_t row, uint32_t column) const {
+    const uint32_t place = (start[3] + column * kColumnStep + row * kRowStep + head * kHeadStep)
+                           << (32 - kFractionBits);
+    const uint32_t low = (threshold >> kFractionBits) * 0x01010101u;
+    return place < threshold << (32 - kFractionBits) ? low + 0x01010101u : low;
   }
 };
 

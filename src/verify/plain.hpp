@@ -21,9 +21,9 @@
 
 namespace fovea::verify {
 
-/// The probability of dropout that is in effect: a multiple of 2^-15.
+/// The probability of dropout that is in effect: a multiple of 2^-23.
 inline double effective_dropout(double p) {
-  return std::min(std::floor(p * 32768 + 0.5), 32767.0) / 32768;
+  return std::min(std::floor(std::ldexp(p, 23) + 0.5), std::ldexp(1.0, 23) - 1) / std::ldexp(1.0, 23);
 }
 
 /// Philox4x32 with a key of 0, from its paper.
@@ -42,12 +42,14 @@ inline bool dropout_keeps(double p, uint64_t seed, uint64_t offset, int64_t head
   uint32_t start[4] = {static_cast<uint32_t>(seed), static_cast<uint32_t>(seed >> 32),
                        static_cast<uint32_t>(offset), static_cast<uint32_t>(offset >> 32)};
   philox(start, 10);
-  uint32_t c[4] = {static_cast<uint32_t>(4 * (j / 16) + j % 8 / 2) ^ start[0],
-                   static_cast<uint32_t>(8 * (i / 16) + i % 8) ^ start[1],
-                   static_cast<uint32_t>(head) ^ start[2], start[3]};
+  const auto column = static_cast<uint32_t>(2 * (j / 16) + j % 8 / 4),
+             row = static_cast<uint32_t>(8 * (i / 16) + i % 8), h = static_cast<uint32_t>(head);
+  uint32_t c[4] = {column ^ start[0], row ^ start[1], h ^ start[2], start[3]};
   philox(c, 7);
-  const uint32_t half = c[2 * (j / 8 % 2) + i / 8 % 2] >> (16 * (j % 2)) & 0xffff;
-  return half % 32768 >= effective_dropout(p) * 32768;
+  const uint32_t random = c[2 * (j / 8 % 2) + i / 8 % 2] >> (8 * (j % 4)) & 127;
+  const double place = (start[3] + 53685 * column + 43977 * row + 36025 * h) % 65536 / 65536.0;
+  const double dropped = effective_dropout(p) * 128, whole = std::floor(dropped);
+  return random >= whole + (place < dropped - whole ? 1 : 0);
 }
 
 struct PlainOutput {

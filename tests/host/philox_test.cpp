@@ -29,13 +29,44 @@ TEST(Philox, DropoutUsesTheDocumentedCounter) {
   constexpr uint64_t kSeed = 0x1122334455667788, kOffset = 0x99aabbccddeeff00;
   const Dropout dropout(0.25, kSeed, kOffset);
   const Words start = philox4x32<10>({0x55667788, 0x11223344, 0xddeeff00, 0x99aabbcc}, {0, 0});
-  // Query 16 * 2 + 8 + 5 and its neighbour 8 before, keys 16 * 3 + 2 * 1 and after.
-  const Words cell = philox4x32<7>({13 ^ start[0], 21 ^ start[1], 3 ^ start[2], start[3]}, {0, 0});
+  // Query 16 * 2 + 5 and the one 8 behind, keys 16 * 3 + 4 * 1 and after.
+  const Words cell = philox4x32<7>({7 ^ start[0], 21 ^ start[1], 3 ^ start[2], start[3]}, {0, 0});
   for (uint32_t far_query = 0; far_query < 2; ++far_query) {
     for (uint32_t far_key = 0; far_key < 2; ++far_key) {
-      const uint32_t i = 37 + 8 * far_query, j = 50 + 8 * far_key, word = cell[2 * far_key + far_query];
-      EXPECT_EQ(dropout.keep(3, i, j), (word & 0x7fff) >= 0x2000) << i << " " << j;
-      EXPECT_EQ(dropout.keep(3, i, j + 1), (word >> 16 & 0x7fff) >= 0x2000) << i << " " << j + 1;
+      for (uint32_t next = 0; next < 4; ++next) {
+        const uint32_t i = 37 + 8 * far_query, j = 52 + 8 * far_key + next;
+        const uint32_t random = cell[2 * far_key + far_query] >> (8 * next) & 0x7f;
+        EXPECT_EQ(dropout.keep(3, i, j), random >= 0x20) << i << " " << j;
+      }
+    }
+  }
+}
+
+TEST(Philox, ThresholdsAreRoundedUpWhereTheSequenceSaysSo) {
+  constexpr double kP = 3.25 / 128;
+  const Dropout dropout(kP, 17, 4);
+  ASSERT_EQ(dropout.threshold, 3u << 16 | 1u << 14);
+  for (uint32_t head = 0; head < 5; ++head) {
+    for (uint32_t row = 0; row < 16; ++row) {
+      for (uint32_t column = 0; column < 64; ++column) {
+        const uint32_t place = (dropout.start[3] + 53685 * column + 43977 * row + 36025 * head) % 65536;
+        EXPECT_EQ(dropout.cell(head, row, column).threshold, (place < 16384 ? 4 : 3) * 0x01010101u);
+      }
+    }
+  }
+}
+
+// The mean over all places of the sequence is p, to the last bit; and that over any 64 cells beside each other is near it.
+TEST(Philox, TheMeanThresholdIsTheProbability) {
+  for (const double p : {1e-6, 0.001, 0.1, 0.3, 0.77, 1 - 1e-6}) {
+    const Dropout dropout(p, 99, 1);
+    uint64_t sum = 0;
+    for (uint32_t column = 0; column < 65536; ++column) sum += dropout.cell(1, 2, column).threshold & 0xff;
+    EXPECT_EQ(sum, dropout.threshold) << p;
+    for (uint32_t row = 0; row < 8; ++row) {
+      uint32_t some = 0;
+      for (uint32_t column = 0; column < 64; ++column) some += dropout.cell(0, row, column).threshold & 0xff;
+      EXPECT_NEAR(some / 64.0, p * 128, 0.05) << p;
     }
   }
 }
@@ -56,15 +87,15 @@ TEST(Philox, PartsShareTheStreamOfTheWhole) {
 TEST(Philox, KeepScaleKeepsTheMean) {
   EXPECT_EQ(Dropout(0.5, 1, 2).keep_scale, 2.0f);
   EXPECT_EQ(Dropout(0.75, 1, 2).keep_scale, 4.0f);
-  EXPECT_NEAR(Dropout(0.1, 1, 2).keep_scale, 1 / 0.9, 2e-5);
-  EXPECT_EQ(Dropout(0.1, 1, 2).threshold, 3277u);
-  EXPECT_FLOAT_EQ(Dropout(0.1, 1, 2).keep_scale, 32768.0f / (32768 - 3277));
+  EXPECT_NEAR(Dropout(0.1, 1, 2).keep_scale, 1 / 0.9, 2e-7);
+  EXPECT_EQ(Dropout(0.1, 1, 2).threshold, 838861u);
+  EXPECT_FLOAT_EQ(Dropout(0.1, 1, 2).keep_scale, 8388608.0f / (8388608 - 838861));
 }
 
 TEST(Philox, ProbabilitiesNextToZeroAndOne) {
   EXPECT_EQ(Dropout(1e-9, 1, 2).threshold, 0u);
   EXPECT_EQ(Dropout(1e-9, 1, 2).keep_scale, 1.0f);
-  EXPECT_EQ(Dropout(1 - 1e-9, 1, 2).threshold, 32767u);
+  EXPECT_EQ(Dropout(1 - 1e-9, 1, 2).threshold, (1u << 23) - 1);
 }
 
 TEST(Philox, ZeroProbabilityKeepsEverything) {
@@ -80,6 +111,26 @@ TEST(Philox, TheShareOfDroppedWeightsIsTheProbability) {
     for (uint32_t x = 0; x < kCount; ++x) dropped += dropout.keep(x % 7, x / 700, x % 700) ? 0 : 1;
     const double deviation = std::sqrt(p * (1 - p) * static_cast<double>(kCount));
     EXPECT_NEAR(static_cast<double>(dropped), p * static_cast<double>(kCount), 5 * deviation) << p;
+  }
+}
+
+// Of weights of a cell: two that are dropped together share the cell's threshold, and nothing else.
+TEST(Philox, WeightsOfACellAreIndependent) {
+  constexpr int kCells = 40'000;
+  constexpr double kP = 0.1;
+  const Dropout dropout(kP, 77, 8);
+  std::array<std::array<int, 16>, 16> together{};
+  for (uint32_t cell = 0; cell < kCells; ++cell) {
+    std::array<bool, 16> dropped{};
+    const Dropout::Cell of = dropout.cell(cell / 2048, cell / 64 % 32, cell % 64);
+    for (size_t x = 0; x < 16; ++x) dropped[x] = (of.kept(x / 4) >> (x % 4 * 8 + 7) & 1) == 0;
+    for (size_t x = 0; x < 16; ++x) {
+      for (size_t y = 0; y < x; ++y) together[x][y] += dropped[x] && dropped[y] ? 1 : 0;
+    }
+  }
+  constexpr double kMean = kP * kP * kCells;
+  for (size_t x = 0; x < 16; ++x) {
+    for (size_t y = 0; y < x; ++y) EXPECT_NEAR(together[x][y], kMean, 5 * std::sqrt(kMean)) << x << " " << y;
   }
 }
 

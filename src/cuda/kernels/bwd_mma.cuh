@@ -152,19 +152,19 @@ __device__ __forceinline__ void make_p_ds(const BwdMmaCta<Instance>& cta, const 
     multiply_s_dp<Instance>(cta, step, chunk, thread, acc_s, acc_dp);
 
     uint32_t rounded_p[2][B::kChunkN8][2], rounded_ds[2][B::kChunkN8][2];
-    uint32_t keep[(B::kC.chunk_m + 31) / 32];
+    const typename BwdMmaTerms<Instance>::Kept kept = terms.kept_of(step, chunk);
     if constexpr (B::kC.general) {
       const Place at(thread);
       bwd_weights_general<Instance>(cta.args, typename B::Pairs(p, work.span), work, step.head,
                                     i0 + at.column0(chunk), work.j0 + at.warp_n * 32,
-                                    s_lse + at.column0(chunk), at.lane, acc_s, rounded_p, keep);
+                                    s_lse + at.column0(chunk), at.lane, kept, acc_s, rounded_p);
     }
     if (B::kC.general || !typename B::Pairs(p, work.span).all_see(i0, work.j0)) {
       bwd_weights<Instance, true>(step, terms, chunk, s_lse, cta.s_p(), cta.s_ds(), thread, acc_s, acc_dp,
-                                  keep, rounded_p, rounded_ds);
+                                  kept, rounded_p, rounded_ds);
     } else {
       bwd_weights<Instance, false>(step, terms, chunk, s_lse, cta.s_p(), cta.s_ds(), thread, acc_s, acc_dp,
-                                   keep, rounded_p, rounded_ds);
+                                   kept, rounded_p, rounded_ds);
     }
 
     if constexpr (!B::kC.exchanges_p()) {

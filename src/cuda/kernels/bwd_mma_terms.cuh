@@ -110,11 +110,14 @@ struct BwdMmaTerms {
     return ptx::halves_by_signs(seen[m].signs(n / 2, n % 2 * 2 + half));
   }
   /// Which weights of a chunk dropout keeps: step m kChunkN8 / 2 + n / 2 is of tiles n and n + 1, n even.
-  struct Kept : KeptWeights<kC.dropout ? kChunkN8 : 1> {
+  struct Kept : KeptWeights<kC.dropout || kC.general ? kChunkN8 : 1> {
     static_assert(sizeof(KeptWeights<kChunkN8>) == 4);
     /// Whether the weights of queries 2 (lane % 4) and the next of tile (m, n) are kept: bits 15 and 31.
     __device__ __forceinline__ uint32_t signs_of(int m, int n, int half) const {
       return this->signs(m * (kChunkN8 / 2) + n / 2, n % 2 * 2 + half);
+    }
+    __device__ __forceinline__ bool holds(int m, int n, int e) const {
+      return (signs_of(m, n, e / 2) >> (15 + 16 * (e % 2)) & 1) != 0;
     }
     /// Two rounded weights of keys of one `half`; those that are dropped become 0.
     __device__ __forceinline__ uint32_t drop(uint32_t weights, int m, int n, int half) const {
@@ -125,26 +128,36 @@ struct BwdMmaTerms {
       return __uint_as_float(__float_as_uint(dp) & ptx::word_by_sign(signs_of(m, n, e / 2), e % 2));
     }
   };
+  /// The whole warp calls it.
+  template <int kAtOnce>
+  __device__ __forceinline__ static Kept find_kept(const BwdMmaCta<Instance>& cta, const BwdStep& step,
+                                                   int chunk) {
+    const Place at(cta.work, step, chunk, cta.index_again());
+    Kept kept;
+    kept.template of_keys<kAtOnce>(
+        cta.work.dropout, tile::dropout_head(cta.p, cta.work.batch, step.head), at.lane, [&](int i) {
+          return FirstPair{at.first_query + i % (kChunkN8 / 2) * 16, at.first_key + i / (kChunkN8 / 2) * 16};
+        });
+    return kept;
+  }
   /// Finds them for all chunks of a step, and leaves them to its own thread in shared memory: to be called beside products that leave
   /// registers and places for other instructions.
   __device__ __forceinline__ static void find_kept(const BwdMmaCta<Instance>& cta, const BwdStep& step) {
-    if (!kC.dropout || !step.exists) return;
-    const uint32_t head = tile::dropout_head(cta.p, cta.work.batch, step.head);
+    if constexpr (kC.dropout) {
+      if (!step.exists) return;
 #pragma unroll
-    for (int chunk = 0; chunk < B::kChunks; ++chunk) {
-      const Place at(cta.work, step, chunk, cta.index_again());
-      Kept kept = {};
-      kept.template set<4>([&](int i, uint32_t(&of_step)[4]) {
-        const int m = i / (kChunkN8 / 2), n = i % (kChunkN8 / 2) * 2;
-        kept_of_keys(cta.work.dropout, head, static_cast<uint32_t>(at.first_query + 8 * n),
-                     static_cast<uint32_t>(at.first_key + 16 * m), at.lane, of_step);
-      });
-      ptx::st_shared_4(cta.kept(chunk), kept.of[0]);
+      for (int chunk = 0; chunk < B::kChunks; ++chunk)
+        ptx::st_shared_4(cta.kept(chunk), find_kept<2>(cta, step, chunk).of[0]);
     }
   }
-  __device__ __forceinline__ Kept kept_of(int chunk) const {
+  /// Those of a chunk; kernels that know every term find them when they are asked for.
+  __device__ __forceinline__ Kept kept_of(const BwdStep& step, int chunk) const {
     Kept kept = {};
     if constexpr (kC.dropout) kept.of[0] = ptx::ld_shared_4(cta.kept(chunk));
+    if constexpr (kC.general) {
+      kept.of[0] = ~0u;
+      if (p.dropout_threshold != 0) kept = find_kept<1>(cta, step, chunk);
+    }
     return kept;
   }
   /// 1 - p.

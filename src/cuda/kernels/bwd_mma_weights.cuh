@@ -26,43 +26,23 @@ __device__ __forceinline__ float not_zero(float slope) {
 }
 
 /// Weights of a chunk from S, in place: acc becomes P, without the dropout factor, times the slope of
-/// softcap; `weights` gets P with dropout, rounded. `keep` has a bit for each kept element, in the order of
-/// acc.
-template <class Instance, int kChunkN8, int kKeepWords>
+/// softcap; `weights` gets P with dropout, rounded.
+template <class Instance, int kChunkN8>
 __device__ __forceinline__ void bwd_weights_general(
     const BackwardArgs& args, const typename BwdMma<Instance>::Pairs& pairs, const BwdWork& work, int head,
-    int i0, int j0, const float* lse_log2, int lane, float (&acc)[2][kChunkN8][4],
-    uint32_t (&weights)[2][kChunkN8][2], uint32_t (&keep)[kKeepWords]) {
+    int i0, int j0, const float* lse_log2, int lane, const typename BwdMmaTerms<Instance>::Kept& keeps,
+    float (&acc)[2][kChunkN8][4], uint32_t (&weights)[2][kChunkN8][2]) {
   using T = typename Instance::Element;
   const tile::AttentionParams& p = args.p;
-  const tile::Dropout dropout = work.dropout;
+  const float keep_scale = work.dropout.keep_scale;
   const int g = lane >> 2, t = lane & 3;
-#pragma unroll
-  for (auto& word : keep) word = ~0u;
 #pragma unroll
   for (int n = 0; n < kChunkN8; ++n) {
     float kept[2][4];
 #pragma unroll
     for (int m = 0; m < 2; ++m) {
 #pragma unroll
-      for (int e = 0; e < 4; ++e) kept[m][e] = 1.0f;
-    }
-    if (p.dropout_threshold != 0) {
-      uint32_t keeps = 0;
-#pragma unroll
-      for (int m = 0; m < 2; ++m) {
-        // Half of it is of the next n, which finds it again: no registers are left to keep it in.
-        uint32_t words[4];
-        kept_of_keys(dropout, tile::dropout_head(p, work.batch, head), static_cast<uint32_t>(i0 + n / 2 * 16),
-                     static_cast<uint32_t>(j0 + m * 16), lane, words);
-#pragma unroll
-        for (int e = 0; e < 4; ++e) {
-          const bool kept_e = (words[n % 2 * 2 + e / 2] >> (15 + 16 * (e % 2)) & 1) != 0;
-          kept[m][e] = kept_e ? dropout.keep_scale : 0.0f;
-          keeps |= static_cast<uint32_t>(kept_e) << (m * 4 + e);
-        }
-      }
-      keep[n / 4] &= ~(0xffu << (8 * (n % 4))) | keeps << (8 * (n % 4));
+      for (int e = 0; e < 4; ++e) kept[m][e] = keeps.holds(m, n, e) ? keep_scale : 0.0f;
     }
 #pragma unroll
     for (int c = 0; c < 2; ++c) {
@@ -132,12 +112,12 @@ struct BwdChunkStore {
 /// Makes P and dS of a chunk, rounded, and stores them in the tiles of shared memory that other warps read. acc_s
 /// holds S, or with `general` what bwd_weights_general made of it. `s_lse`: lse_log2 of the block's queries, then delta.
 /// kSelect: some pairs may take no part.
-template <class Instance, bool kSelect, int kChunkN8, int kKeepWords>
+template <class Instance, bool kSelect, int kChunkN8>
 __device__ __forceinline__ void bwd_weights(const BwdStep& step, const BwdMmaTerms<Instance>& terms,
                                             int chunk, const float* s_lse, uint32_t a_p, uint32_t a_ds,
                                             int thread, float (&acc_s)[2][kChunkN8][4],
                                             const float (&acc_dp)[2][kChunkN8][4],
-                                            const uint32_t (&keep)[kKeepWords],
+                                            const typename BwdMmaTerms<Instance>::Kept& kept,
                                             uint32_t (&rounded_p)[2][kChunkN8][2],
                                             uint32_t (&rounded_ds)[2][kChunkN8][2]) {
   using B = BwdMma<Instance>;
@@ -154,7 +134,6 @@ __device__ __forceinline__ void bwd_weights(const BwdStep& step, const BwdMmaTer
   [[maybe_unused]] const int keys_left = pairs.used_k - (work.j0 + at.warp_n * 32 + at.g);
   [[maybe_unused]] const typename Terms::Place place(work, step, chunk, thread);
   [[maybe_unused]] const typename Terms::Distances distances = terms.distances(place);
-  [[maybe_unused]] const typename Terms::Kept kept = terms.kept_of(chunk);
   [[maybe_unused]] const float share_kept = terms.share_kept(), log2_of_kept = ptx::lg2(share_kept);
   const BwdChunkStore<Instance> to(at, chunk);
 #pragma unroll
@@ -173,9 +152,7 @@ __device__ __forceinline__ void bwd_weights(const BwdStep& step, const BwdMmaTer
       for (int e = 0; e < 4; ++e) {
         float weight = acc_s[m][n][e], dp = acc_dp[m][n][e];
         if constexpr (B::kC.general) {
-          if (p.dropout_threshold != 0) {
-            dp = keep[n / 4] >> (8 * (n % 4) + m * 4 + e) & 1 ? dp * p.dropout_keep_scale : 0.0f;
-          }
+          dp = kept.holds(m, n, e) ? dp * p.dropout_keep_scale : 0.0f;
         } else {
           float slope;
           weight = ptx::ex2(terms.exponent(weight, e & 1 ? lse.y : lse.x, place, distances, m, n, e, slope));

@@ -180,14 +180,8 @@ struct SimtGradient {
       const int i = query0 + r;
       const tile::Span32 seen = s.seen[r];
       const ScoreRow<T> row(p, span, batch, head, i);
-      int kept = 0xf;
-      if (dropout.threshold != 0) {
-#pragma unroll
-        for (int e = 0; e < 4; e += 2) {
-          const uint32_t pair = DropoutRow(dropout, p, batch, head, i).kept_pair(key0 + c + e);
-          kept &= ~(static_cast<int>(~pair >> 15 & 1) << e | static_cast<int>(~pair >> 31) << (e + 1));
-        }
-      }
+      const uint32_t kept =
+          dropout.threshold != 0 ? DropoutRow(dropout, p, batch, head, i).kept_four(key0 + c) : ~0u;
 #pragma unroll 1
       for (int e = 0; e < 4; ++e, w += next) {
         const int j = key0 + c + e;
@@ -198,7 +192,7 @@ struct SimtGradient {
           if (slope == SimtSlope::kOfProduct) weight *= row.slope(*w, j);
           if (slope == SimtSlope::kOfBias) weight *= row.bias_slope(*w, j);
         }
-        *w = marked(weight, (kept >> e & 1) != 0);
+        *w = marked(weight, (kept >> (8 * e + 7) & 1) != 0);
       }
     }
   }

@@ -21,6 +21,7 @@
 #include "cuda/warp/expression_objects.cuh"
 #include "cuda/warp/mma_tile.cuh"
 #include "cuda/warp/online_rows.cuh"
+#include "cuda/warp/pair_bits.cuh"
 #include "cuda/warp/pair_elements.cuh"
 #include "tile/log2.hpp"
 #include "tile/wgmma_map.hpp"
@@ -237,11 +238,9 @@ struct BwdSm90Scores : BwdSm90Keys<Instance> {
   __device__ __forceinline__ void find_kept(Kept& kept, const Work& work, int n, int head) const {
     const uint32_t head_q =
         tile::dropout_head(args.b.p, work[Work::kBatch], work[Work::kHeadKv] * args.b.p.group + head);
-    const auto key = static_cast<uint32_t>(work[Work::kFirstKey] + keys() * 64 + warp() * 16);
+    const int key = work[Work::kFirstKey] + keys() * 64 + warp() * 16;
     const tile::Dropout dropout = work.dropout(args.b.p);
-    kept.template set<2>([&](int i, uint32_t(&of_step)[4]) {
-      kept_of_keys(dropout, head_q, static_cast<uint32_t>(n * kM + i * 16), key, lane(), of_step);
-    });
+    kept.template of_keys<2>(dropout, head_q, lane(), [&](int i) { return FirstPair{n * kM + i * 16, key}; });
   }
   /// Makes P negative where dropout drops it, so that one operand says both what dS and what dV needs.
   __device__ __forceinline__ static void mark_dropped(Operand& p, const Kept& kept) {

@@ -325,16 +325,16 @@ struct BwdSm90WideScores {
   /// Which weights of block n dropout keeps, while scores are computed.
   __device__ __forceinline__ void find_kept_weights(int n) {
     const uint32_t of_head = tile::dropout_head(args.b.p, work().batch, head);
-    const auto row = static_cast<uint32_t>(row_x(0)), column = static_cast<uint32_t>(n * kN);
-    kept_weights.template set<1>([&](int i, uint32_t(&of_step)[4]) {
-      const uint32_t first = column + static_cast<uint32_t>(16 * i);
-      if constexpr (kConfig.queries_stay()) {
-        kept_of_queries(dropout, of_head, tile::Dropout::row_of_cell(row),
-                        tile::Dropout::column_of_cell(first) + static_cast<uint32_t>(lane() % 4), of_step);
-      } else {
-        kept_of_keys(dropout, of_head, first, row - static_cast<uint32_t>(lane() / 4), lane(), of_step);
-      }
-    });
+    const int first_row = row_x(0) - lane() / 4, column = n * kN;
+    if constexpr (kConfig.queries_stay()) {
+      kept_weights.template of_queries<1>(dropout, of_head, lane(), [&](int i) {
+        return FirstPair{first_row, column + 16 * i};
+      });
+    } else {
+      kept_weights.template of_keys<1>(dropout, of_head, lane(), [&](int i) {
+        return FirstPair{column + 16 * i, first_row};
+      });
+    }
   }
   /// Two weights as dV needs them, but for the factor 1 / (1 - p), or as dS does.
   __device__ __forceinline__ static uint32_t drop(uint32_t weights, uint32_t kept) {

@@ -83,11 +83,7 @@ struct BwdTf32Query {
     if (score == -INFINITY) return {};
     // Rounded like lse_log2: a row of one huge score has the weight 1.
     const float weight = ptx::ex2(__fmul_rn(score, tile::kLog2e) - lse_log2);
-    float keep = 1.0f;
-    if (dropout.dropout.threshold != 0) {
-      const float2 pair = dropout.factors(j & ~1);
-      keep = (j & 1) != 0 ? pair.y : pair.x;
-    }
+    const float keep = dropout.dropout.threshold != 0 ? dropout.factor(j) : 1.0f;
     // The V of a dropped key does not reach the row.
     const bool kept = keep != 0;
     return {kept ? weight * keep : 0.0f, weight * ((kept ? keep * dp : 0.0f) - delta) * scores.slope(dot, j),

@@ -61,7 +61,7 @@ template <class Instance>
 struct FwdMma : FwdMmaScores<Instance> {
   using T = typename Instance::Element;
   using Base = FwdMmaScores<Instance>;
-  using Base::args, Base::p, Base::shared_work, Base::warp, Base::lane;
+  using Base::args, Base::p, Base::shared_work;
   using Base::kConfig, Base::kTileN, Base::kMTiles, Base::kSTiles;
   using typename Base::AccS, typename Base::WorkTile;
   static constexpr bool kGeneral = kConfig.general, kAligned = !kGeneral, kHasTerm = kConfig.has_term();
@@ -80,7 +80,6 @@ struct FwdMma : FwdMmaScores<Instance> {
   using TileO = SharedTile<kTileM, kDimV>;
 
   const WorkTile& work;  ///< of the entry, as long as registers last
-  const int thread;
   const uint32_t sQ, sK, sV;
   /// Of this lane's first fragments: of the warp's rows of Q, and of stage 0 of K and V.
   uint32_t q_address, k_address, v_address;
@@ -90,21 +89,21 @@ struct FwdMma : FwdMmaScores<Instance> {
   float acc_o[kMTiles][kOTiles][4];
   // What OnlineRows holds, with a criterion of its own: `largest > row_max + lazy_growth` is one addition a row,
   // OnlineRows::outgrown a product and an fma.
-  float row_max[kMTiles][2];  ///< of scores; -inf before the row's first key
-  float row_sum[kMTiles][2];  ///< of weights relative to row_max, of this lane's columns
+  float row_max[kMTiles][2];          ///< of scores; -inf before the row's first key
+  float row_sum[kMTiles][2];          ///< of weights relative to row_max, of this lane's columns
+  typename Base::Kept kept[kMTiles];  ///< which weights of the block that comes next dropout keeps
 
   __device__ __forceinline__ FwdMma(const ForwardArgs& args_, const WorkTile& work_,
                                     const WorkTile* shared_work_, uint32_t shared)
       : Base(args_, shared_work_),
         work(work_),
-        thread(static_cast<int>(threadIdx.x)),
         sQ(shared),
         sK(sQ + static_cast<uint32_t>(TileQ::kBytes > TileO::kBytes ? TileQ::kBytes : TileO::kBytes)),
         sV(sK + kStages * TileK::kBytes),
-        q_address(sQ + static_cast<uint32_t>(warp * kConfig.warp_m() * TileQ::kRowBytes) +
-                  FragmentAddresses<TileQ, LdmatrixOrder::kDownFirst>(lane).offset),
-        k_address(sK + FragmentAddresses<TileK, LdmatrixOrder::kAcrossFirst>(lane).offset),
-        v_address(sV + FragmentAddresses<TileV, LdmatrixOrder::kDownFirst>(lane).offset),
+        q_address(sQ + static_cast<uint32_t>(this->warp() * kConfig.warp_m() * TileQ::kRowBytes) +
+                  FragmentAddresses<TileQ, LdmatrixOrder::kDownFirst>(this->lane()).offset),
+        k_address(sK + fragment_of_k()),
+        v_address(sV + fragment_of_v()),
         scale_log2(Base::scale_log2_of(args_.p)),
         lazy_growth(kLazyGrowthLog2 / scale_log2) {
     // One register each. Else the compiler keeps the terms that they have in common: at head size 128, where all
@@ -154,8 +153,8 @@ struct FwdMma : FwdMmaScores<Instance> {
   __device__ __forceinline__ void epilogue() {
     ptx::cp_async_wait<0>();  // a tile without keys still has Q on its way, to where O goes
     __syncthreads();          // sQ and sK are free: O and row statistics may be written there
-    FwdMmaEpilogue<Instance>{args, *shared_work, warp, lane, sQ, sK}.write(acc_o, row_max, row_sum,
-                                                                           scale_log2, this->whole_dropout());
+    FwdMmaEpilogue<Instance>{args, *shared_work, Base::warp(), Base::lane(), sQ, sK}.write(
+        acc_o, row_max, row_sum, scale_log2, this->whole_dropout());
   }
 
  private:
@@ -178,7 +177,7 @@ struct FwdMma : FwdMmaScores<Instance> {
   __device__ __forceinline__ void copy_q() const {
     const bool aligned = (p.aligned16 & tile::kAlignedQ) != 0;
     if (args.pack_group) {
-      gather_tile<TileQ, kThreads>(sQ, p.head_dim, aligned, thread, [&](int r) -> const char* {
+      gather_tile<TileQ, kThreads>(sQ, p.head_dim, aligned, Base::thread(), [&](int r) -> const char* {
         const int row = work.first_row + r;
         if (row >= work.end_row) return nullptr;
         const QueryRow of_head = query_row(args, work, row);
@@ -187,7 +186,7 @@ struct FwdMma : FwdMmaScores<Instance> {
     } else {
       const RowSource gQ = {p.q.data + p.q.offset(work.batch, work.span.row_q, work.head) * 2, p.q.row * 2,
                             work.end_row, p.head_dim, aligned};
-      copy_tile<TileQ, kThreads, true, kAligned>(sQ, gQ, work.first_row, thread);
+      copy_tile<TileQ, kThreads, true, kAligned>(sQ, gQ, work.first_row, Base::thread());
     }
   }
   /// K of block n to its stage. Only the first block copied, the last of the sequence, may have rows behind the
@@ -211,14 +210,28 @@ struct FwdMma : FwdMmaScores<Instance> {
     const bool aligned = kAligned || (p.aligned16 & aligned_bit) != 0;
     if (kConfig.paged || (kGeneral && p.page_table.data != nullptr)) {
       const tile::KeyRows rows = {p, view, data, from.batch, 2, static_cast<int>(from.span.row_k)};
-      gather_tile<Tile, kThreads>(to, columns, aligned, thread, [&](int r) -> const char* {
+      gather_tile<Tile, kThreads>(to, columns, aligned, Base::thread(), [&](int r) -> const char* {
         const int j = n * kTileN + r;
         return j < from.span.used_k ? rows.row(j) : nullptr;
       });
     } else {
       const RowSource rows = {data, view.row * 2, from.span.used_k, columns, aligned};
-      copy_tile<Tile, kThreads, kMayEnd, kAligned>(to, rows, n * kTileN, thread);
+      copy_tile<Tile, kThreads, kMayEnd, kAligned>(to, rows, n * kTileN, Base::thread());
     }
+  }
+
+  /// Of this lane's first fragments in stage 0.
+  __device__ __forceinline__ uint32_t k_of_lane() const {
+    return kConfig.dropout ? sK + fragment_of_k() : k_address;
+  }
+  __device__ __forceinline__ uint32_t v_of_lane() const {
+    return kConfig.dropout ? sV + fragment_of_v() : v_address;
+  }
+  __device__ __forceinline__ static uint32_t fragment_of_k() {
+    return FragmentAddresses<TileK, LdmatrixOrder::kAcrossFirst>(Base::lane()).offset;
+  }
+  __device__ __forceinline__ static uint32_t fragment_of_v() {
+    return FragmentAddresses<TileV, LdmatrixOrder::kDownFirst>(Base::lane()).offset;
   }
 
   // --- the mainloop ---
@@ -238,6 +251,7 @@ struct FwdMma : FwdMmaScores<Instance> {
   /// All blocks that the rows see, some of which may need a mask.
   __device__ __forceinline__ void steps_of_terms() {
     int count = 0;
+    if constexpr (kConfig.dropout) find_kept(first_block(bounds()));
 #pragma unroll 1
     for (int n = first_block(bounds()); n >= bounds().n_begin; ++count) {
       const int next = shared_work->seen.before(n, shared_work->n_begin);
@@ -282,7 +296,7 @@ struct FwdMma : FwdMmaScores<Instance> {
       if (next >= bounds().n_begin) copy_k(*shared_work, next, 0, std::false_type{});
       ptx::cp_async_commit();
     }
-    weigh_and_multiply_pv(acc_s, n, stage);
+    weigh_and_multiply_pv(acc_s, n, next, stage);
     if constexpr (kStale && !kMasked) raise_maxima_by_sums();
   }
 
@@ -296,7 +310,7 @@ struct FwdMma : FwdMmaScores<Instance> {
         for (int e = 0; e < 4; ++e) acc_s[mt][nt][e] = 0.0f;
       }
     }
-    const uint32_t stage_k = k_address + static_cast<uint32_t>(stage * TileK::kBytes);
+    const uint32_t stage_k = k_of_lane() + static_cast<uint32_t>(stage * TileK::kBytes);
 #pragma unroll
     for (int step = 0; step < kDim / 16; ++step) {
       uint32_t q[kMTiles][4];
@@ -318,7 +332,7 @@ struct FwdMma : FwdMmaScores<Instance> {
 
   /// Scores of block n become weights, and O += P V. The plain kernel takes exponentials 16 keys ahead of their
   /// product, so that they run beside it.
-  __device__ __forceinline__ void weigh_and_multiply_pv(AccS& acc_s, int n, int stage) {
+  __device__ __forceinline__ void weigh_and_multiply_pv(AccS& acc_s, int n, int next, int stage) {
     float base[kMTiles][2];
 #pragma unroll
     for (int mt = 0; mt < kMTiles; ++mt) {
@@ -330,7 +344,7 @@ struct FwdMma : FwdMmaScores<Instance> {
       for (int nt = 0; nt < kSTiles; ++nt) exponentiate(acc_s, nt, base);
       if (p.dropout_threshold != 0) this->drop(acc_s, n);
     }
-    const uint32_t stage_v = v_address + static_cast<uint32_t>(stage * TileV::kBytes);
+    const uint32_t stage_v = v_of_lane() + static_cast<uint32_t>(stage * TileV::kBytes);
 #pragma unroll
     for (int step = 0; step < kTileN / 16; ++step) {
       if constexpr (!kGeneral) {
@@ -345,7 +359,10 @@ struct FwdMma : FwdMmaScores<Instance> {
           const float(&s)[4] = acc_s[mt][2 * step + r / 2];
           weights[mt][r] = pack<T>(s[r % 2 * 2], s[r % 2 * 2 + 1]);
         }
-        if constexpr (kConfig.dropout) this->drop(weights[mt], mt, n * kTileN + step * 16);
+        if constexpr (kConfig.dropout) this->drop(weights[mt], kept[mt], step);
+      }
+      if constexpr (kConfig.dropout) {  // its place is free now, and so are registers; products run beside it
+        if (step == kTileN / 16 - 1) find_kept(next);
       }
 #pragma unroll
       for (int n16 = 0; n16 < kDimV / 16; ++n16) {
@@ -358,6 +375,11 @@ struct FwdMma : FwdMmaScores<Instance> {
         }
       }
     }
+  }
+  /// Which weights of block n dropout keeps.
+  __device__ __forceinline__ void find_kept(int n) {
+#pragma unroll
+    for (int mt = 0; mt < kMTiles; ++mt) this->find_kept_of_rows(kept[mt], mt, n);
   }
 
   // --- softmax ---

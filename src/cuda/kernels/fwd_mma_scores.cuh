@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "cuda/kernels/fwd_mma_config.cuh"
+#include "cuda/ptx/opaque.cuh"
 #include "cuda/ptx/packed.cuh"
 #include "cuda/warp/alibi.cuh"
 #include "cuda/warp/dropout.cuh"
@@ -34,16 +35,23 @@ struct FwdMmaScores {
   const ForwardArgs& args;
   const tile::AttentionParams& p;
   const WorkTile* shared_work;  ///< in shared memory, for the mainloop and the epilogue
-  const int warp, lane;
   const tile::Dropout dropout;  ///< of kernels that know every term
 
   __device__ __forceinline__ FwdMmaScores(const ForwardArgs& args_, const WorkTile* shared_work_)
       : args(args_),
         p(args_.p),
         shared_work(shared_work_),
-        warp(static_cast<int>(threadIdx.x) / 32),
-        lane(static_cast<int>(threadIdx.x) % 32),
         dropout(kConfig.general ? tile::dropout_of(args_.p) : tile::Dropout()) {}
+
+  /// With dropout they are asked for anew at each place: what is derived from them is not kept in registers, which such kernels lack.
+  __device__ __forceinline__ static int thread() { return static_cast<int>(index()); }
+  __device__ __forceinline__ static int warp() { return static_cast<int>(index() / 32); }
+  __device__ __forceinline__ static int lane() { return static_cast<int>(index() % 32); }
+  __device__ __forceinline__ static uint32_t index() {
+    uint32_t x = threadIdx.x;
+    if constexpr (kConfig.dropout) ptx::make_opaque(x);
+    return x;
+  }
 
   /// From what the scores of a block are at last to exponents of 2: kernels fold the scale into the exponent's fma, but where
   /// terms are added to scaled products.
@@ -59,12 +67,12 @@ struct FwdMmaScores {
     for (int mt = 0; mt < kMTiles; ++mt) {
 #pragma unroll
       for (int half = 0; half < 2; ++half)
-        visit(mt, half, shared_work->first_row + warp * kConfig.warp_m() + mt * 16 + half * 8 + lane / 4);
+        visit(mt, half, shared_work->first_row + warp() * kConfig.warp_m() + mt * 16 + half * 8 + lane() / 4);
     }
   }
   /// This lane's first key of block n.
   __device__ __forceinline__ int first_key(int n) const {
-    return n * kTileN + 2 * (lane % 4);
+    return n * kTileN + 2 * (lane() % 4);
   }
 
   /// Scores of keys that a row does not see become -inf.
@@ -130,7 +138,7 @@ struct FwdMmaScores {
   __device__ __forceinline__ void add_alibi(AccS& acc_s, int n) const {
     const WorkTile& here = *shared_work;
     const float factor = -alibi_slope(p, here.batch, here.head) / p.scale;
-    const int row = here.first_row + warp * kConfig.warp_m() + lane / 4;
+    const int row = here.first_row + warp() * kConfig.warp_m() + lane() / 4;
     const auto distance = static_cast<float>(row + here.span.used_k - here.span.used_q - first_key(n));
 #pragma unroll
     for (int mt = 0; mt < kMTiles; ++mt) {
@@ -155,7 +163,7 @@ struct FwdMmaScores {
     const Expression::Head head = expression_head(p, here.span, here.batch, here.head);
     const auto query = [&](int row) {
       return Expression::Query(
-          head, query_in_use(here.span, here.first_row + warp * kConfig.warp_m() + lane / 4 + row));
+          head, query_in_use(here.span, here.first_row + warp() * kConfig.warp_m() + lane() / 4 + row));
     };
     if constexpr (kMTiles == 1) return {head, {{query(0), query(8)}}};
     if constexpr (kMTiles == 2) return {head, {{query(0), query(8)}, {query(16), query(24)}}};
@@ -200,10 +208,10 @@ struct FwdMmaScores {
     }
     const uint32_t* const pairs = view.pairs +
                                   view.pairs_offset(here.batch, here.head, here.first_row / kConfig.tile_m) +
-                                  int64_t{n} * view.words_of_block() + lane;
+                                  int64_t{n} * view.words_of_block() + lane();
 #pragma unroll
     for (int mt = 0; mt < kMTiles; ++mt)
-      seen.of[mt].load(pairs + (warp * kMTiles + mt) * view.words_of_rows());
+      seen.of[mt].load(pairs + (warp() * kMTiles + mt) * view.words_of_rows());
   }
   /// Scores of pairs that the expression does not let see each other become -inf.
   __device__ __forceinline__ static void hide_unseen(AccS& acc_s, const Seen& seen) {
@@ -215,17 +223,21 @@ struct FwdMmaScores {
     }
   }
 
-  /// Weights of rows 16 mt of the warp and 16 keys from `first_key_of_step` on, as operand A: those that dropout drops become 0, the
-  /// others lack the factor 1 / (1 - p).
-  __device__ __forceinline__ void drop(uint32_t (&weights)[4], int mt, int first_key_of_step) const {
+  /// Which weights of 16 rows of the warp in a block dropout keeps.
+  using Kept = KeptWeights<kConfig.dropout ? kTileN / 16 : 1>;
+  /// Finds those of rows 16 mt in block n.
+  __device__ __forceinline__ void find_kept_of_rows(Kept& kept, int mt, int n) const {
     const WorkTile& here = *shared_work;
-    const auto row = static_cast<uint32_t>(here.first_row + warp * kConfig.warp_m() + 16 * mt + lane / 4);
-    const auto key = static_cast<uint32_t>(first_key_of_step + 2 * (lane % 4));
-    uint32_t kept[4];
-    kept_of_queries(here.dropout, tile::dropout_head(p, here.batch, here.head),
-                    tile::Dropout::row_of_cell(row), tile::Dropout::column_of_cell(key), kept);
+    const int first_row = here.first_row + warp() * kConfig.warp_m() + 16 * mt;
+    kept.template of_queries<2>(here.dropout, tile::dropout_head(p, here.batch, here.head), lane(),
+                                [&](int i) {
+                                  return FirstPair{first_row, n * kTileN + 16 * i};
+                                });
+  }
+  /// Weights of a step, as operand A: those that dropout drops become 0, the others lack the factor 1 / (1 - p).
+  __device__ __forceinline__ static void drop(uint32_t (&weights)[4], const Kept& kept, int step) {
 #pragma unroll
-    for (int r = 0; r < 4; ++r) weights[r] &= ptx::halves_by_signs(kept[r]);
+    for (int r = 0; r < 4; ++r) weights[r] &= ptx::halves_by_signs(kept.signs(step, r));
   }
 };
 

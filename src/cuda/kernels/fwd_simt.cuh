@@ -340,12 +340,9 @@ struct FwdSimt {
 #pragma unroll 1
         for (int e = 0; e < 4; ++e) w[e] = kept.keeps(s.key[c + e]) ? w[e] * dropout.keep_scale : 0.0f;
       } else {
+        const uint32_t four = kept.kept_four(key0 + c);
 #pragma unroll
-        for (int e = 0; e < 4; e += 2) {
-          const float2 keep = kept.factors(key0 + c + e);
-          w[e] = keep.x == 0 ? 0.0f : w[e] * keep.x;
-          w[e + 1] = keep.y == 0 ? 0.0f : w[e + 1] * keep.y;
-        }
+        for (int e = 0; e < 4; ++e) w[e] = (four >> (8 * e + 7) & 1) != 0 ? w[e] * dropout.keep_scale : 0.0f;
       }
     }
   }

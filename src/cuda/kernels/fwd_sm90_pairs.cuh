@@ -51,17 +51,15 @@ __device__ __forceinline__ void apply_expression(float (&acc_s)[kRegs], const Fo
   }
 }
 
-/// Which weights of a block dropout keeps, kAtOnce steps at once.
+/// Which weights of a block dropout keeps, kAtOnce cells at once.
 template <int kAtOnce, int kSteps>
 __device__ __forceinline__ void find_kept_weights(KeptWeights<kSteps>& kept, const tile::Dropout& dropout,
                                                   const ForwardArgs& f, const FwdWorkTile& work,
                                                   int first_key) {
   const uint32_t head = tile::dropout_head(f.p, work.batch, work.head);
-  const uint32_t row = tile::Dropout::row_of_cell(
-      static_cast<uint32_t>(work.first_row + 16 * warp_index() + lane_index() / 4));
-  const int column = first_key / 4 + lane_index() % 4;
-  kept.template set<kAtOnce>([&](int step, uint32_t(&of_step)[4]) {
-    kept_of_queries(dropout, head, row, static_cast<uint32_t>(column + 4 * step), of_step);
+  const int first_query = work.first_row + 16 * warp_index();
+  kept.template of_queries<kAtOnce>(dropout, head, lane_index(), [&](int step) {
+    return FirstPair{first_query, first_key + 16 * step};
   });
 }
 

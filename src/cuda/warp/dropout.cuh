@@ -3,7 +3,7 @@
 
 #include <cstdint>
 
-#include "cuda/warp/pair_bits.cuh"
+#include "cuda/ptx/packed.cuh"
 #include "tile/attention_params.hpp"
 
 namespace fovea::cuda {
@@ -16,11 +16,6 @@ __device__ __forceinline__ tile::Dropout uniform_dropout(const tile::AttentionPa
   return dropout;
 }
 
-/// The factors of the two weights of Dropout::kept(): 0, or 1 / (1 - p).
-__device__ __forceinline__ float2 keep_factors(const tile::Dropout& dropout, uint32_t kept) {
-  return {(kept >> 15 & 1) != 0 ? dropout.keep_scale : 0.0f, kept >> 31 != 0 ? dropout.keep_scale : 0.0f};
-}
-
 /// Dropout of the weights of a query row.
 struct DropoutRow {
   const tile::Dropout& dropout;  ///< outlives it
@@ -31,69 +26,100 @@ struct DropoutRow {
                                         int head_q, int query)
       : dropout(d), head(tile::dropout_head(p, batch, head_q)), row(static_cast<uint32_t>(query)) {}
 
-  /// Dropout::kept() of keys j and j + 1, j even.
-  __device__ __forceinline__ uint32_t kept_pair(int j) const {
-    return dropout.kept_pair(head, row, static_cast<uint32_t>(j));
+  /// Of keys j to j + 3, j a multiple of 4: bits 7, 15, 23 and 31.
+  __device__ __forceinline__ uint32_t kept_four(int j) const {
+    return dropout.kept_four(head, row, static_cast<uint32_t>(j));
   }
-  /// Their factors.
-  __device__ __forceinline__ float2 factors(int j) const { return keep_factors(dropout, kept_pair(j)); }
   __device__ __forceinline__ bool keeps(int j) const {
     return dropout.keep(head, row, static_cast<uint32_t>(j));
   }
+  /// Of the weight of key j: 0, or 1 / (1 - p).
+  __device__ __forceinline__ float factor(int j) const { return keeps(j) ? dropout.keep_scale : 0.0f; }
 };
 
-/// Which of a lane's weights are kept.
+/// The first pair of a block of 16 x 16.
+struct FirstPair {
+  int query, key;
+};
+
+/// Which of a lane's weights are kept: a bit for each, of kSteps operands A of m16n8k16 that lie side by side. Bit 16 h + 8 (i % 2) +
+/// 4 (i / 2 % 2) + r of word i / 4 is of half h of register r of step i.
 template <int kSteps>
-struct KeptWeights : PairBits<kSteps> {
-  /// find(i, kept) sets Dropout::kept() of the four registers of step i. kAtOnce steps hide each other's latency, and take
-  /// registers.
-  template <int kAtOnce, class Find>
-  __device__ __forceinline__ void set(Find&& find) {
+struct KeptWeights {
+  static constexpr int kWords = (kSteps + 3) / 4;
+  uint32_t of[kWords];
+
+  /// Of register r of step i: bits 15 and 31.
+  __device__ __forceinline__ uint32_t signs(int i, int r) const {
+    return of[i / 4] << (15 - 8 * (i % 2) - 4 * (i / 2 % 2) - r);
+  }
+  /// The other elements of operands become 0.
+  __device__ __forceinline__ void keep(uint32_t (&operand)[kSteps][4]) const {
 #pragma unroll
-    for (int w = 0; w < (kSteps + 3) / 4; ++w) {
-      uint32_t word = 0;
-#pragma unroll kAtOnce
-      for (int i = 0; i < (kSteps - 4 * w < 4 ? kSteps - 4 * w : 4); ++i) {
-        uint32_t kept[4];
-        find(4 * w + i, kept);
+    for (int x = 0; x < 4 * kSteps; ++x) operand[x / 4][x % 4] &= ptx::halves_by_signs(signs(x / 4, x % 4));
+  }
+
+  /// Rows are queries. block_of(i) is the FirstPair of step i, multiples of 16. Two lanes have the weights
+  /// of a cell: each finds every other one, and they exchange what they found. kAtOnce cells hide each other's latency, and take
+  /// registers. The whole warp calls it.
+  template <int kAtOnce, class BlockOf>
+  __device__ __forceinline__ void of_queries(const tile::Dropout& dropout, uint32_t head, int lane,
+                                             const BlockOf& block_of) {
+    const bool odd = lane % 2 != 0;
+    const FirstPair of_lane = {lane / 4, 2 * (lane % 4)};
 #pragma unroll
-        for (int r = 0; r < 4; ++r) word |= (kept[r] >> 15 & 0x00010001u) << (4 * i + r);
-      }
-      this->of[w] = word;
+    for (int w = 0; w < kWords; ++w) {
+      const uint32_t own = every_other<kAtOnce, 1, 2>(dropout, head, of_lane, w, odd, block_of);
+      // The even lane has the steps 0 and 2, and wants the keys 0 and 1 of all.
+      const uint32_t theirs = __shfl_xor_sync(~0u, own, 1);
+      of[w] = __byte_perm(own, theirs, odd ? 0x3726 : 0x5140);
     }
   }
-};
-
-/// Of a lane's eight weights in a block of 16 x 16 whose rows are keys: those of keys g and g + 8 and queries 2 t, 2 t + 1,
-/// 2 t + 8 and 2 t + 9, with g = lane / 4 and t = lane % 4. Word 2 u + h of the result is Dropout::kept() of key g + 8 h and
-/// queries 8 u + 2 t and 8 u + 2 t + 1. Two cells have them, which the lane of key g ^ 1 needs, too: each computes one,
-/// and they exchange halves. The whole warp calls it. `first_query` and `first_key`: the block's; multiples of 16.
-__device__ __forceinline__ void kept_of_keys(const tile::Dropout& dropout, uint32_t head,
-                                             uint32_t first_query, uint32_t first_key, int lane,
-                                             uint32_t (&kept)[4]) {
-  const auto g = static_cast<uint32_t>(lane) / 4, t = static_cast<uint32_t>(lane) % 4, odd = g % 2;
-  const tile::PhiloxWords words = dropout.cell(head, tile::Dropout::row_of_cell(first_query) + 2 * t + odd,
-                                               tile::Dropout::column_of_cell(first_key) + g / 2);
-  // The low halves are of even keys. The cell of query 2 t goes to the low halves of the result.
-  const unsigned own = odd != 0 ? 0x7632 : 0x5410, others = odd != 0 ? 0x5410 : 0x7632;
-  const unsigned low = odd != 0 ? 0x1054 : 0x5410, high = odd != 0 ? 0x3276 : 0x7632;
+  /// The same of rows that are keys. Four lanes have the weights of two cells.
+  template <int kAtOnce, class BlockOf>
+  __device__ __forceinline__ void of_keys(const tile::Dropout& dropout, uint32_t head, int lane,
+                                          const BlockOf& block_of) {
+    const int key = lane / 4;
+    const bool odd = key % 2 != 0, upper = key / 2 % 2 != 0;
+    const FirstPair of_lane = {2 * (lane % 4) + static_cast<int>(upper), key};
 #pragma unroll
-  for (size_t u = 0; u < 2; ++u) {
-    const uint32_t mine = __byte_perm(words[u], words[2 + u], own);
-    const uint32_t theirs = __shfl_xor_sync(~0u, __byte_perm(words[u], words[2 + u], others), 4);
-    kept[2 * u] = dropout.kept(__byte_perm(mine, theirs, low));
-    kept[2 * u + 1] = dropout.kept(__byte_perm(mine, theirs, high));
+    for (int w = 0; w < kWords; ++w) {
+      uint32_t own = every_other<kAtOnce, 2, 1>(dropout, head, of_lane, w, odd, block_of);
+      // Byte b is of key b of the four lanes', of one query and two steps: lane b wants it as byte key % 4.
+      uint32_t theirs = __shfl_xor_sync(~0u, own, 4);
+      own = __byte_perm(own, theirs, odd ? 0x3715 : 0x6240);
+      theirs = __shfl_xor_sync(~0u, own, 8);
+      of[w] = __byte_perm(own, theirs, upper ? 0x3276 : 0x5410);
+    }
   }
-}
 
-/// The same of a block whose rows are queries, of which the lane has queries g and g + 8: those of a cell.
-__device__ __forceinline__ void kept_of_queries(const tile::Dropout& dropout, uint32_t head,
-                                                uint32_t row_of_cell, uint32_t column_of_cell,
-                                                uint32_t (&kept)[4]) {
-  const tile::PhiloxWords words = dropout.cell(head, row_of_cell, column_of_cell);
-#pragma unroll
-  for (size_t r = 0; r < 4; ++r) kept[r] = dropout.kept(words[r]);
-}
+ private:
+  /// Of the lane's cells of the even or the odd steps of word w, those which hold the pair `of_lane` of the step's block: byte b of the
+  /// result is of key b of a cell, its lower half of the first such step. In a half the words of the cell follow each other; kSecond and
+  /// kThird are the second and third.
+  template <int kAtOnce, int kSecond, int kThird, class BlockOf>
+  __device__ __forceinline__ static uint32_t every_other(const tile::Dropout& dropout, uint32_t head,
+                                                         FirstPair of_lane, int w, bool odd,
+                                                         const BlockOf& block_of) {
+    constexpr uint32_t kSigns = 0x80808080u;
+    const int cells = kSteps - 4 * w > 2 ? 2 : 1;
+    uint32_t found = 0;
+#pragma unroll kAtOnce
+    for (int c = 0; c < cells; ++c) {
+      const FirstPair even_block = block_of(4 * w + 2 * c), odd_block = block_of(4 * w + 2 * c + 1);
+      const auto query = static_cast<uint32_t>((odd ? odd_block.query : even_block.query) + of_lane.query);
+      const auto key = static_cast<uint32_t>((odd ? odd_block.key : even_block.key) + of_lane.key);
+      const tile::Dropout::Cell cell =
+          dropout.cell(head, tile::Dropout::row_of_cell(query), tile::Dropout::column_of_cell(key));
+      uint32_t bits = cell.kept(0) & kSigns;
+      bits = bits >> 1 | (cell.kept(kSecond) & kSigns);
+      bits = bits >> 1 | (cell.kept(kThird) & kSigns);
+      bits = bits >> 1 | (cell.kept(3) & kSigns);
+      found = found >> 4 | bits;
+    }
+    return cells == 2 ? found : found >> 4;
+  }
+};
 
 /// Two weights, which become negative where dropout drops them (bits 15 and 31 of `kept`): one word says what dS and what dV needs.
 __device__ __forceinline__ uint32_t with_dropped_negative(uint32_t weights, uint32_t kept) {

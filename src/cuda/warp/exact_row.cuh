@@ -65,10 +65,7 @@ struct ExactRow {
       float weight = expf(score - now);
       maximum = now;
       sum = sum * rescale + weight;
-      if (p.dropout_threshold != 0) {
-        const float2 keep = kept.factors(j & ~1);
-        weight *= (j & 1) != 0 ? keep.y : keep.x;
-      }
+      if (p.dropout_threshold != 0) weight *= kept.factor(j);
       const Key* const value = reinterpret_cast<const Key*>(v.row(j));
 #pragma unroll
       for (int n = 0; n < kPerLane; ++n) {

@@ -103,14 +103,13 @@ __device__ __forceinline__ void drop_weights(Acc& acc_s, int half, int first_key
   const tile::Dropout& dropout = row.dropout;
 #pragma unroll
   for (uint32_t n = 0; n < kTilesOf<Acc>; n += 2) {
-    const tile::PhiloxWords cell = dropout.cell(row.head, tile::Dropout::row_of_cell(row.row),
-                                                tile::Dropout::column_of_cell(key + n * 8));
+    const tile::Dropout::Cell cell = dropout.cell(row.head, tile::Dropout::row_of_cell(row.row),
+                                                  tile::Dropout::column_of_cell(key + n * 8));
 #pragma unroll
     for (uint32_t u = 0; u < 2; ++u) {
-      const float2 keep =
-          keep_factors(dropout, dropout.kept(row.row % 16 < 8 ? cell[2 * u] : cell[2 * u + 1]));
-      element(acc_s, n + u, 2 * half) *= keep.x;
-      element(acc_s, n + u, 2 * half + 1) *= keep.y;
+      const uint32_t kept = (row.row % 16 < 8 ? cell.kept(2 * u) : cell.kept(2 * u + 1)) >> (8 * (key % 4));
+      element(acc_s, n + u, 2 * half) *= (kept & 0x80) != 0 ? dropout.keep_scale : 0.0f;
+      element(acc_s, n + u, 2 * half + 1) *= (kept & 0x8000) != 0 ? dropout.keep_scale : 0.0f;
     }
   }
 }
