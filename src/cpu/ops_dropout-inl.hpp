@@ -95,6 +95,8 @@ struct KeptRows {
     const int64_t row = (j - j0) / 2;
     return j < j0 || row >= rows ? nullptr : kept + row * kKeptBytes + x / 4;
   }
+  /// Whether the tile has one of the keys of a cell that begins at key j.
+  bool has_keys_of(int64_t j) const { return at(j, 0) || at(j + 2, 0) || at(j + 8, 0) || at(j + 10, 0); }
 };
 
 /// Stores the bits of lanes [x, x + kLanes): the bytes of words, a lane each, decide about the keys j to j + 3, those of `far_words`
@@ -272,6 +274,7 @@ HWY_INLINE void lane_bits(const tile::Dropout& dropout, const int32_t* query, co
                             hn::Mul(of_head, hn::Set(d, tile::Dropout::kHeadStep)));
   for (int c = 0; c < 2; ++c) {
     const int64_t key = block + 4 * c;
+    if (!out.has_keys_of(key)) continue;
     const uint32_t column = dropout.first_column + tile::Dropout::column_of_cell(static_cast<uint32_t>(key));
     VU c0 = hn::Set(d, column ^ dropout.start[0]);
     VU c1 = hn::Xor(row, hn::Set(d, dropout.start[1])), c2 = head_word, c3 = hn::Set(d, dropout.start[3]);
