@@ -18,8 +18,6 @@ struct ByteStrips {
   static constexpr int kChunks = kColumns / kChunkBytes;
   /// Rows that a warp copies at once, a chunk a lane.
   static constexpr int kRowsAtOnce = 32 / kChunks, kCopies = 16 / kRowsAtOnce;
-  /// Rows are shorter than a line of 128 bytes: others need the rest of it soon.
-  static constexpr bool kFetchLines = kColumns < 128;
 
   /// Where chunk `chunk` of row `row` lies, `rows` rows of each strip being there, from a multiple of an atom on.
   static constexpr uint32_t chunk_at(uint32_t base, int rows, int row, int chunk) {

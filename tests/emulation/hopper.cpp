@@ -355,11 +355,12 @@ CUresult tensor_map_encode_tiled(CUtensorMap* map, CUtensorMapDataType type, cuu
   const bool of_16_bits = type == CU_TENSOR_MAP_DATA_TYPE_FLOAT16 || type == CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;
   const uint32_t element_bytes = of_8_bits ? 1 : 2;
   if ((!of_8_bits && !of_16_bits) || rank < 1 || rank > TensorMap::kMostRank ||
-      swizzle != CU_TENSOR_MAP_SWIZZLE_128B)
+      (swizzle != CU_TENSOR_MAP_SWIZZLE_64B && swizzle != CU_TENSOR_MAP_SWIZZLE_128B))
     return CUDA_ERROR_INVALID_VALUE;
   tensor.address = reinterpret_cast<uint64_t>(address);
   if (address == nullptr || tensor.address % 16 != 0) return CUDA_ERROR_INVALID_VALUE;
-  if (box[0] * element_bytes % 16 != 0 || box[0] * element_bytes > 128) return CUDA_ERROR_INVALID_VALUE;
+  if (box[0] * element_bytes % 16 != 0 || box[0] * element_bytes > (swizzle == CU_TENSOR_MAP_SWIZZLE_64B ? 64 : 128))
+    return CUDA_ERROR_INVALID_VALUE;
   for (cuuint32_t r = 0; r < rank; ++r) {
     const cuuint64_t stride = r == 0 ? element_bytes : strides[r - 1];
     if (sizes[r] == 0 || sizes[r] > uint64_t{1} << 32 || box[r] == 0 || box[r] > 256 || steps[r] != 1 ||
@@ -373,7 +374,8 @@ CUresult tensor_map_encode_tiled(CUtensorMap* map, CUtensorMapDataType type, cuu
   tensor.rank = static_cast<uint8_t>(rank);
   tensor.element_bytes = static_cast<uint8_t>(element_bytes);
   tensor.is_bf16 = type == CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;
-  tensor.swizzle = static_cast<uint8_t>(tile::SwizzleMode::k128);
+  tensor.swizzle = static_cast<uint8_t>(swizzle == CU_TENSOR_MAP_SWIZZLE_64B ? tile::SwizzleMode::k64
+                                                                            : tile::SwizzleMode::k128);
   std::memcpy(map, &tensor, sizeof tensor);
   return CUDA_SUCCESS;
 }

@@ -462,51 +462,7 @@ TEST(PtxSm90, CpAsyncFillsPartsWithZeros) {
   }
 }
 
-// ---- copies that arrive, votes, pieces
-
-constexpr int kCopyRounds = 12, kCopyStages = 3;
-
-/// Warp 0 copies 512 bytes a round through a ring, without waiting for one; warp 1 adds 1 to each word.
-__global__ void copies_arrive(const uint4* from, uint32_t* to) {
-  __shared__ alignas(16) uint4 words[kCopyStages][32];
-  __shared__ alignas(8) uint64_t barriers[2 * kCopyStages];
-  const int lane = static_cast<int>(threadIdx.x) % 32;
-  const auto barrier = [&](int i) { return ptx::shared_address(&barriers[i]); };
-  if (threadIdx.x == 0) {
-    for (int i = 0; i < 2 * kCopyStages; ++i) ptx::mbarrier_init(barrier(i), 32);
-    ptx::mbarrier_init_fence();
-  }
-  __syncthreads();  // the barriers are initialised
-  for (int round = 0; round < kCopyRounds; ++round) {
-    const int stage = round % kCopyStages;
-    const uint32_t parity = static_cast<uint32_t>(round / kCopyStages) & 1;
-    if (threadIdx.x < 32) {
-      ptx::mbarrier_wait(barrier(kCopyStages + stage), parity ^ 1);
-      ptx::cp_async_16<true>(ptx::shared_address(&words[stage][lane]), from + round * 32 + lane, round != 5);
-      ptx::mbarrier_arrive_behind_copies(barrier(stage));
-    } else {
-      ptx::mbarrier_wait(barrier(stage), parity);
-      const uint4 x = words[stage][31 - lane];  // another lane's copy
-      ptx::mbarrier_arrive(barrier(kCopyStages + stage));
-      to[round * 32 + 31 - lane] = x.x + x.y + x.z + x.w;
-    }
-  }
-}
-
-TEST(PtxSm90, CopiesArriveByThemselves) {
-  FOVEA_SKIP_WITHOUT_HOPPER();
-  std::vector<uint32_t> numbers(kCopyRounds * 32 * 4);
-  for (size_t i = 0; i < numbers.size(); ++i) numbers[i] = static_cast<uint32_t>(i * i + 1);
-  const DeviceArray<uint32_t> from(numbers);
-  DeviceArray<uint32_t> to(kCopyRounds * 32);
-  copies_arrive<<<1, 64>>>(reinterpret_cast<const uint4*>(from.data()), to.data());
-  const auto got = to.values();
-  for (size_t i = 0; i < got.size(); ++i) {
-    uint32_t sum = 0;
-    for (size_t word = 0; word < 4; ++word) sum += numbers[4 * i + word];
-    EXPECT_EQ(got[i], i / 32 == 5 ? 0u : sum) << i;
-  }
-}
+// ---- votes, pieces
 
 /// In round r only thread r of the first 128 has something to say; the others vote at a barrier of their own, all against.
 __global__ void vote(uint32_t* heard) {

@@ -67,6 +67,7 @@ struct FwdDecodeConfig {
   constexpr int work_tiles_at() const { return states_at() + warps * tile_m * 8; }
   constexpr int shared_bytes() const { return work_tiles_at() + warps * kWorkTileBytes; }
   static constexpr int kWorkTileBytes = 64;  ///< of FwdWorkTile
+  static constexpr int kWorkTileStep = kWorkTileBytes;  ///< from that of a warp to the next
   static_assert(sizeof(StreamShare) <= 48 && sizeof(FwdWorkTile) <= kWorkTileBytes);
 };
 
@@ -109,7 +110,7 @@ struct FwdDecodeMemory {
   }
   /// Of each warp: registers are few.
   __device__ __forceinline__ FwdWorkTile* work_tile(int warp) const {
-    return reinterpret_cast<FwdWorkTile*>(bytes + kConfig.work_tiles_at() + warp * kConfig.kWorkTileBytes);
+    return reinterpret_cast<FwdWorkTile*>(bytes + kConfig.work_tiles_at() + warp * kConfig.kWorkTileStep);
   }
 
   // --- of clusters ---

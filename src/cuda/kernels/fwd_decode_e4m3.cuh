@@ -15,14 +15,14 @@
 //
 // Files
 //   fwd_decode_e4m3_config.cuh    configuration, shared memory
+//   fwd_decode_e4m3_producer.cuh  the warp that copies K and V
 //   fwd_decode_e4m3_consumer.cuh  a warpgroup that multiplies
-//   fwd_decode_rows.cuh           how a warp copies rows of K and V, in one piece or in pages
 //   fwd_decode_results.cuh        the end of a tile
 //   fwd_stream_k.cuh              shares of CTAs, and how their parts are merged
 // Grid     as many CTAs as the GPU holds (ForwardArgs::num_splits); fwd_decode_e4m3_cluster: as fwd_decode_cluster.
-// Warps    `warpgroups` consumers, which take blocks of keys in turn, and four or eight warps that copy pieces of 16 rows.
+// Warps    `warpgroups` consumers, which take blocks of keys in turn, and one warp that copies blocks, by TMA.
 // Barriers
-//   full[stage]      a block has been copied          the lanes of the warps that copy it
+//   full[stage]      a block has been copied          32: the lanes that copy it, and its bytes
 //   empty[stage]     and read                         4: a lane of each warp of the consumer
 //   kConsumers       Q is there; results are there; nobody reads them any more
 //   kConsumer + g    of a consumer: its weights are there, its maxima, its sums
@@ -33,70 +33,19 @@
 #include <cstdint>
 
 #include "cuda/kernels/fwd_decode_e4m3_consumer.cuh"
-#include "cuda/kernels/fwd_decode_rows.cuh"
+#include "cuda/kernels/fwd_decode_e4m3_producer.cuh"
 #include "cuda/ptx/address.cuh"
-#include "cuda/ptx/cp_async.cuh"
 #include "cuda/ptx/grid.cuh"
 #include "cuda/ptx/mbarrier.cuh"
-#include "cuda/ptx/tma.cuh"
 
 namespace fovea::cuda {
-
-/// A warp that copies pieces of blocks.
-template <class Instance>
-struct FwdDecodeE4M3Producer : FwdDecodeRows<Instance> {
-  using Rows = FwdDecodeRows<Instance>;
-  using Rows::f, Rows::warp, Rows::lane, Rows::kConfig, Rows::kStages, Rows::kWarps;
-  using typename Rows::Key;
-
-  const FwdDecodeE4M3Memory<Instance>& memory;
-  DecodeRing<kStages> ring;
-
-  __device__ __forceinline__ FwdDecodeE4M3Producer(const ForwardArgs& args,
-                                                   const FwdDecodeE4M3Memory<Instance>& memory_, int warp_,
-                                                   int lane_)
-      : Rows{args, memory_, warp_, lane_}, memory(memory_) {}
-
-  /// Copies these blocks of a tile, as stages become free.
-  __device__ __forceinline__ void copy(const FwdWorkTile& work, const tile::KvBlocks& blocks) {
-    const tile::KeyRows k = tile::key_rows(f.p, f.p.k, work.span, work.batch, head_of_keys(f, work),
-                                           sizeof(Key)),
-                        v = tile::key_rows(f.p, f.p.v, work.span, work.batch, head_of_keys(f, work),
-                                           sizeof(Key));
-    this->for_layout(k, [&](auto layout) { copy_as<layout.value>(k, v, work.span.used_k - 1, blocks); });
-  }
-
- private:
-  template <KeyLayout kLayout>
-  __device__ __forceinline__ void copy_as(const tile::KeyRows& k, const tile::KeyRows& v, int last_key,
-                                          const tile::KvBlocks& blocks) {
-    constexpr int kPieces = kConfig.pieces();
-    // Blocks are filled in their order: who waits for a stage takes a phase of its barriers for the next but one.
-    static_assert(kPieces % kWarps == 0, "all warps copy pieces of each block");
-    const int end = blocks.end * kPieces;
-    int n = blocks.begin * kPieces + warp;
-    ring.begin_tile();
-    this->template begin_rows<kLayout>(k, last_key, n);
-#pragma unroll 1
-    while (n < end) {
-      ptx::mbarrier_wait(memory.empty(ring.stage), ring.parity ^ 1);
-      __syncwarp();  // the stage is free for all lanes
-#pragma unroll
-      for (int i = 0; i < kPieces; i += kWarps, n += kWarps)
-        this->template load<kLayout>(k, v, last_key, n, end, ring.stage);
-      ptx::mbarrier_arrive_behind_copies(memory.full(ring.stage));
-      ring.advance(1);
-    }
-    ring.end_tile(blocks.count());
-  }
-};
 
 /// Initialises the barriers of the ring: one thread.
 template <class Instance>
 __device__ __forceinline__ void init_ring(const FwdDecodeE4M3Memory<Instance>& memory) {
 #pragma unroll 1
   for (int stage = 0; stage < Instance::kConfig.stages; ++stage) {
-    ptx::mbarrier_init(memory.full(stage), 32 * Instance::kConfig.copying_warps());
+    ptx::mbarrier_init(memory.full(stage), 32);
     ptx::mbarrier_init(memory.empty(stage), 4);
   }
   ptx::mbarrier_init_fence();
@@ -104,14 +53,18 @@ __device__ __forceinline__ void init_ring(const FwdDecodeE4M3Memory<Instance>& m
 
 template <class Instance>
 __global__ void __launch_bounds__(Instance::kConfig.threads(), 1)
-    fwd_decode_e4m3(const __grid_constant__ ForwardArgs args) {
+    fwd_decode_e4m3(const __grid_constant__ TmaDecodeArgs all) {
+  const ForwardArgs& args = all.f;
   using T = typename Instance::Element;
   constexpr int kConsumerWarps = Instance::kConfig.warps;
   extern __shared__ __align__(1024) unsigned char shared[];
   const FwdDecodeE4M3Memory<Instance> memory{{ptx::shared_address(shared), shared}};
   const int thread = static_cast<int>(threadIdx.x), lane = thread % 32,
             warp = __shfl_sync(0xffffffffu, thread / 32, 0);
-  if (thread == 0) init_ring<Instance>(memory);
+  if (thread == 0) {
+    prefetch_maps(all);
+    init_ring<Instance>(memory);
+  }
   ptx::wait_for_launches_before();  // what they have written may be read
   ptx::let_next_launch_begin();     // it waits, and has its CTAs where those of this one end
   count_units(args, memory);
@@ -125,9 +78,9 @@ __global__ void __launch_bounds__(Instance::kConfig.threads(), 1)
         });
   };
   if (warp >= kConsumerWarps) {
-    FwdDecodeE4M3Producer<Instance> own(args, memory, warp - kConsumerWarps, lane);
+    FwdDecodeE4M3Producer<Instance> own(all, memory, lane);
     for_each_tile([&](const FwdWorkTile& work, const tile::KvBlocks& blocks) { own.copy(work, blocks); });
-    if (warp == kConsumerWarps) clear_unused_of_share<T>(args.p);
+    clear_unused_of_share<T>(args.p);
     return;
   }
   FwdDecodeE4M3Consumer<Instance> own(args, memory, warp, lane);

@@ -9,7 +9,8 @@ namespace fovea::cuda {
 
 template <class Instance>
 __global__ void __launch_bounds__(Instance::kConfig.threads(), 1)
-    fwd_decode_e4m3_cluster(const __grid_constant__ ForwardArgs args) {
+    fwd_decode_e4m3_cluster(const __grid_constant__ TmaDecodeArgs all) {
+  const ForwardArgs& args = all.f;
   using T = typename Instance::Element;
   constexpr auto kConfig = Instance::kConfig;
   extern __shared__ __align__(1024) unsigned char shared[];
@@ -18,6 +19,7 @@ __global__ void __launch_bounds__(Instance::kConfig.threads(), 1)
   const int thread = static_cast<int>(threadIdx.x), lane = thread % 32,
             warp = __shfl_sync(0xffffffffu, thread / 32, 0);
   if (thread == 0) {
+    prefetch_maps(all);
     ptx::mbarrier_init(memory.inbox_full(), 1);
     init_ring<Instance>(memory);
   }
@@ -29,7 +31,7 @@ __global__ void __launch_bounds__(Instance::kConfig.threads(), 1)
   ptx::let_next_launch_begin();  // it waits, and has its CTAs where those of this one end
   __syncthreads();               // the barriers of the ring are initialised
   if (warp >= kConfig.warps) {
-    FwdDecodeE4M3Producer<Instance>(args, memory, warp - kConfig.warps, lane).copy(share.work, share.own);
+    FwdDecodeE4M3Producer<Instance>(all, memory, lane).copy(share.work, share.own);
     ptx::cluster_wait();
     return;
   }

@@ -8,7 +8,7 @@
 
 namespace fovea::cuda {
 
-/// Rows of a block in a stage, for warps that copy 16 of them.
+/// Rows of a block in a stage, for a warp that copies 16 of them.
 template <int kRows, int kColumns>
 struct BytesOfStage : tile::ByteStrips<kColumns> {
   static constexpr uint32_t copied_to(uint32_t rows, int row, int chunk, int i) {
@@ -20,14 +20,13 @@ struct FwdDecodeE4M3Config {
   int head_dim, head_dim_v;  ///< padded to 64, 128 or 256
   int tile_m;                ///< rows of queries: 4 or 8
   int block_keys;            ///< 64 or 128: more hide latencies of each other, as far as there are registers
-  int stages;                ///< of a block
+  int stages;                ///< of a block, a multiple of the warpgroups
   int warpgroups = 2;        ///< that multiply
-  int copying = 4;           ///< up to pieces(); 384 threads in all leave 168 registers each, 512 leave 128
   bool cluster = false;      ///< a tile is a cluster's; else CTAs have shares of all keys
 
   static constexpr bool e4m3 = true, one_piece = true, pages = true;
-  static constexpr int kWarpKeys = 16;  ///< a piece, which a warp copies
-  constexpr int copying_warps() const { return copying; }
+  static constexpr int kWarpKeys = 16;  ///< a piece of a block whose keys do not all exist
+  static constexpr int copying_warps() { return 1; }
   static constexpr bool copies_pieces() { return true; }
   constexpr int pieces() const { return block_keys / kWarpKeys; }  ///< of a block
   constexpr int unit_keys() const { return block_keys; }
@@ -37,6 +36,7 @@ struct FwdDecodeE4M3Config {
   using RowsInStage = BytesOfStage<kRows, kColumns>;
   int warps = 4 * warpgroups;  ///< that multiply, and merge
 
+  /// Registers are given out to four warps at a time: 288 leave 168 each, 416 leave 128.
   constexpr int threads() const { return 32 * (warps + copying_warps()); }
   /// Columns of S and of O transposed: the pieces of all rows.
   constexpr int columns() const { return tile::kPieces * tile_m; }
@@ -66,8 +66,8 @@ struct FwdDecodeE4M3Config {
   constexpr int scales_at() const { return warp_rows_at() + warps * tile_m * 4; }
   constexpr int barriers_at() const { return scales_at() + tile_m * 4; }
   constexpr int work_tiles_at() const { return barriers_at() + 2 * stages * 8; }
-  constexpr int shared_bytes() const { return work_tiles_at() + warps * FwdDecodeConfig::kWorkTileBytes; }
-  static constexpr int kWorkTileBytes = FwdDecodeConfig::kWorkTileBytes;
+  constexpr int shared_bytes() const { return work_tiles_at() + FwdDecodeConfig::kWorkTileBytes; }
+  static constexpr int kWorkTileStep = 0;  ///< all warps read one
 };
 
 /// Stages in the order of blocks, in which they are filled. A tile's go to several readers in turn, and the next tile's follow.

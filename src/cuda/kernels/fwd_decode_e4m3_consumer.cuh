@@ -36,6 +36,9 @@ struct FwdDecodeE4M3Consumer {
                        kBlockKeys = kConfig.block_keys, kKeySteps = kBlockKeys / 32,
                        kHalves = kBlockKeys / 32;
   static constexpr int kStages = kConfig.stages, kWarpgroups = kConfig.warpgroups, kWarps = kConfig.warps;
+  // Copies of blocks may arrive in any order. Within a tile the blocks of a stage are those of one warpgroup, which waits for each; another
+  // could ask for the phase behind one that has not ended, and be told of the one before that.
+  static_assert(kStages % kWarpgroups == 0, "a stage belongs to one warpgroup");
   static constexpr uint32_t kWholeWarp = 0xffffffffu;
   static constexpr int kConsumers = 2, kConsumer = 3;  ///< barriers
   /// Weights are taken times 2^kHeadroomLog2, so that small ones keep bits, and maxima rise where one would be 2^kGrowthLog2 above
@@ -74,9 +77,9 @@ struct FwdDecodeE4M3Consumer {
   template <class Meanwhile>
   __device__ __forceinline__ void sum_up(const FwdWorkTile& work, const tile::KvBlocks& blocks,
                                          const Meanwhile& meanwhile) {
-    if (lane == 0) *memory.work_tile(warp) = work;
+    if (threadIdx.x == 0) *memory.work_tile(warp) = work;
     share_q(work);
-    wait_for_all();  // Q and its scales are there
+    wait_for_all();  // Q and its scales are there, and the work tile
     begin_tile();
     meanwhile();
     ring.begin_tile(group);
@@ -194,8 +197,7 @@ struct FwdDecodeE4M3Consumer {
     const int all = static_cast<int>(memory.base >> 4),
               keys = static_cast<int>(memory.stage(0, ring.stage) >> 4);
     ptx::mbarrier_wait(memory.full(ring.stage), ring.parity);
-    ptx::async_proxy_fence();  // wgmma reads what cp.async has written
-    __syncwarp();              // the block is there for all lanes
+    __syncwarp();  // the block is there for all lanes
     ptx::wgmma_fence();
 #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
@@ -425,15 +427,17 @@ struct FwdDecodeE4M3Consumer {
         *reinterpret_cast<float2*>(to + 64 * m) = make_float2(o[m][0][j], o[m][1][j]);
     }
     ptx::barrier_wait(kConsumer + group, 128);  // the sums of all warps are there
-    if (warp_in_group > 0 || lane >= 4) return;
+    if (warp_in_group == 0 && lane < 4) {
 #pragma unroll
-    for (int j = 0; j < kOwnRows; ++j) {
-      const int row = 4 * j + lane;
-      float sum = 0;
+      for (int j = 0; j < kOwnRows; ++j) {
+        const int row = 4 * j + lane;
+        float sum = 0;
 #pragma unroll
-      for (int w = 0; w < 4; ++w) sum += memory.warp_rows(warp + w)[row];
-      memory.states(group)[row] = {row_max[j] == -INFINITY ? -INFINITY : base(j), sum};
+        for (int w = 0; w < 4; ++w) sum += memory.warp_rows(warp + w)[row];
+        memory.states(group)[row] = {row_max[j] == -INFINITY ? -INFINITY : base(j), sum};
+      }
     }
+    __syncwarp();  // no lane comes to the next barrier before those that write
   }
 };
 

@@ -140,7 +140,7 @@ struct FwdDecodeRows {
     const char* from = first + row * row_bytes + chunk * 16;
 #pragma unroll
     for (int i = 0; i < Rows::kCopies; ++i)
-      ptx::cp_async_16<Rows::kFetchLines>(Rows::copied_to(to, row, chunk, i),
+      ptx::cp_async_16(Rows::copied_to(to, row, chunk, i),
                                           from + int64_t{i} * (Rows::kRowsAtOnce * row_bytes),
                                           Rows::kRowsAtOnce * i <= end);
   }
@@ -154,7 +154,7 @@ struct FwdDecodeRows {
     data += chunk * 16;
 #pragma unroll
     for (int i = 0; i < Rows::kCopies; ++i)
-      ptx::cp_async_16<Rows::kFetchLines>(Rows::copied_to(to, row, chunk, i),
+      ptx::cp_async_16(Rows::copied_to(to, row, chunk, i),
                                           data + of_lane(offset, knows + Rows::kRowsAtOnce * i),
                                           Rows::kRowsAtOnce * i <= end);
   }

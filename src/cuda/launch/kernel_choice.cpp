@@ -253,7 +253,7 @@ std::string stream_clause(const Kernel& k, const KernelRequest& r) {
     return "cuts the keys of all sequences together into equal shares, not those of a tile into parts";
   const AttentionProblem& p = r.problem;
   // Other kernels know better what to do with lengths that the host knows, but none of them reads keys of 8 bits as fast.
-  if (k.tma && !p.packed_k && !p.has(Role::kSeqUsedK))
+  if (k.tma && !k.e4m3_keys && !p.packed_k && !p.has(Role::kSeqUsedK))
     return "is for keys whose number the GPU alone knows (seqused_k, cu_seqlens_k)";
   if (std::string clause = layout_clause(k, p); !clause.empty()) return clause;
   if (std::string clause = copying_clause(k, p); !clause.empty()) return clause;
@@ -291,14 +291,16 @@ std::string cluster_clause(const Kernel& k, const KernelRequest& r) {
     return "is for up to " + std::to_string(kShort) +
            " keys where the GPU alone knows the lengths of several sequences";
   // Measured on an H200, 16 bits: a CTA of 64 reads 57 GB/s, one of 16 74, and all of 132 together 4.2 TB/s, where a launch that merges
-  // or counts costs 3 us more. At 2 MB each half of the SMs are still ahead, fewer are not.
+  // or counts costs 3 us more. At 2 MB each half of the SMs are still ahead, fewer are not. Keys of 8 bits are half of
+  // that where tensor cores take them as they are.
   // Where a page holds no multiple of 16 keys, a warp has to find each row.
   constexpr int64_t kMostOfFew = kMostOfClusterCta / 2, kMostOfRows = kMostOfClusterCta / 4, kPiece = 16;
   const ClusterSplits shared = cluster_splits(p, k, r.device);
   const int64_t ctas_of_tile = int64_t{shared.ctas} * shared.splits;
-  const int64_t most = p.has(Role::kPageTable) && p.cache_rows % kPiece != 0 ? kMostOfRows
-                       : few_ctas(tiles * ctas_of_tile, r.device)            ? kMostOfFew
-                                                                             : kMostOfClusterCta;
+  const int64_t of_16_bits = p.has(Role::kPageTable) && p.cache_rows % kPiece != 0 ? kMostOfRows
+                             : few_ctas(tiles * ctas_of_tile, r.device)            ? kMostOfFew
+                                                                                   : kMostOfClusterCta;
+  const int64_t most = k.tma ? 2 * of_16_bits : of_16_bits;
   const int64_t elements = keys_of_tile(p, k) * (p.head_dim + p.head_dim_v) / ctas_of_tile;
   if (elements <= most) return "";
   return "is for up to " + std::to_string(most) + " elements of keys and values a CTA, this problem has " +

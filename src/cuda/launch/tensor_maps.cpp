@@ -76,7 +76,8 @@ CUtensorMap map_of_queries(const tile::RowsView& rows, DType dtype, const tile::
 }
 
 CUtensorMap map_of_keys(const tile::RowsView& rows, DType dtype, const tile::AttentionParams& p, int columns,
-                        int box_columns, int box_rows, const char* kernel, CUtensorMapL2promotion promotion) {
+                        int box_columns, int box_rows, const char* kernel, CUtensorMapL2promotion promotion,
+                        CUtensorMapSwizzle swizzle) {
   const bool packed = p.cu_seqlens_k != nullptr, paged = p.page_table.data != nullptr;
   const int64_t length = packed ? p.total_k : (paged ? p.cache_rows.value : p.seqlen_k);
   const int64_t sequences = packed ? 1 : (paged || p.cache_batch != nullptr ? p.caches : p.batch);
@@ -85,7 +86,7 @@ CUtensorMap map_of_keys(const tile::RowsView& rows, DType dtype, const tile::Att
                                                  {length, rows.row, box_rows},
                                                  {p.heads_kv, rows.head, 1},
                                                  {sequences, rows.batch, 1}}},
-                    kernel, CU_TENSOR_MAP_SWIZZLE_128B, promotion);
+                    kernel, swizzle, promotion);
 }
 
 }  // namespace fovea::cuda

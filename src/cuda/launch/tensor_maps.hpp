@@ -34,6 +34,7 @@ CUtensorMap map_of_queries(const tile::RowsView& rows, DType dtype, const tile::
 /// Rows of keys (k, v, dk, dv): (columns, rows, heads_kv, batch), likewise.
 CUtensorMap map_of_keys(const tile::RowsView& rows, DType dtype, const tile::AttentionParams& p, int columns,
                         int box_columns, int box_rows, const char* kernel,
-                        CUtensorMapL2promotion promotion = CU_TENSOR_MAP_L2_PROMOTION_L2_256B);
+                        CUtensorMapL2promotion promotion = CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+                        CUtensorMapSwizzle swizzle = CU_TENSOR_MAP_SWIZZLE_128B);
 
 }  // namespace fovea::cuda

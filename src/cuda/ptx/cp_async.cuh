@@ -22,17 +22,11 @@ __device__ __forceinline__ void cp_async_16_part(uint32_t to, const void* from, 
 #endif
 
 /// Copies 16 bytes to shared address `to`, or zeros when not `valid` (then `from` is not read). Bypasses
-/// L1 (.cg): a CTA reads a tile once. `kFetchLine`: L2 gets all 128 bytes of the line.
-template <bool kFetchLine = false>
+/// L1 (.cg): a CTA reads a tile once.
 __device__ __forceinline__ void cp_async_16(uint32_t to, const void* from, bool valid) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
   const int bytes = valid ? 16 : 0;
-  if constexpr (kFetchLine) {
-    asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(bytes)
-                 : "memory");
-  } else {
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(bytes) : "memory");
-  }
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(bytes) : "memory");
 #else
   uint4 word = make_uint4(0, 0, 0, 0);
   if (valid) word = __ldg(static_cast<const uint4*>(from));

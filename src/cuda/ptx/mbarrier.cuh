@@ -28,12 +28,6 @@ __device__ __forceinline__ void mbarrier_arrive_expect(uint32_t barrier, uint32_
                : "memory");
 }
 
-/// Arrives when all copies that this thread has begun by cp.async are there, without waiting for them. What they write is of the generic
-/// proxy: where wgmma reads it, whoever waits calls async_proxy_fence() before (tma.cuh).
-__device__ __forceinline__ void mbarrier_arrive_behind_copies(uint32_t barrier) {
-  asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(barrier) : "memory");
-}
-
 /// Waits until the phase of this parity is complete. The phase before the first counts as complete with parity 1.
 __device__ __forceinline__ void mbarrier_wait(uint32_t barrier, uint32_t parity) {
   asm volatile(

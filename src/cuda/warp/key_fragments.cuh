@@ -39,7 +39,6 @@ struct KeyFragments {
   /// Rows that a warp copies at once, a chunk a lane.
   static constexpr int kRowsAtOnce = 32 / kChunks, kCopies = 16 / kRowsAtOnce;
   static_assert(32 % kChunks == 0, "whole rows");
-  static constexpr bool kFetchLines = false;
 
   /// Where chunk `chunk` of row `row` + kRowsAtOnce * i lies, for row < kRowsAtOnce: the swizzle of a sum of rows without common bits
   /// is that of both, so that a lane keeps one address.

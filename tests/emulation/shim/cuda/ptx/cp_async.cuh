@@ -7,7 +7,6 @@ namespace fovea::cuda::ptx {
 
 inline constexpr bool kHasCpAsync = true;
 
-template <bool kFetchLine = false>
 inline void cp_async_16(uint32_t to, const void* from, bool valid) {
   emulation::copy_async(to, from, 16, valid);
 }
