@@ -66,7 +66,7 @@ struct FwdDecodeConfig {
   constexpr int states_at() const { return units_at() + units_bytes(); }
   constexpr int work_tiles_at() const { return states_at() + warps * tile_m * 8; }
   constexpr int shared_bytes() const { return work_tiles_at() + warps * kWorkTileBytes; }
-  static constexpr int kWorkTileBytes = 64;  ///< of FwdWorkTile
+  static constexpr int kWorkTileBytes = 64;             ///< of FwdWorkTile
   static constexpr int kWorkTileStep = kWorkTileBytes;  ///< from that of a warp to the next
   static_assert(sizeof(StreamShare) <= 48 && sizeof(FwdWorkTile) <= kWorkTileBytes);
 };

@@ -68,8 +68,8 @@ struct FwdDecodeE4M3Producer {
     int entry = kPages && begin < end ? look_up(begin) : 0;
 #pragma unroll 1
     for (int first = begin; first < end; first += at_once) {
-      const int row = kPages ? p.cache_rows.remainder(row_at(first))
-                             : static_cast<int>(work.span.row_k) + row_at(first);
+      const int row =
+          kPages ? p.cache_rows.remainder(row_at(first)) : static_cast<int>(work.span.row_k) + row_at(first);
       const int page = kPages ? tile::page_in_pool(p, entry) : tile::cache_of(p, work.batch);
       if (kPages && first + at_once < end) entry = look_up(first + at_once);
       const int count = min(at_once, end - first);
@@ -107,10 +107,8 @@ struct FwdDecodeE4M3Producer {
     constexpr int kPieces = kConfig.pieces();
     Rows rows{args.f, memory, 0, lane};
     const int head = head_of_keys(args.f, work), last_key = work.span.used_k - 1;
-    const tile::KeyRows k =
-                            tile::key_rows(args.f.p, args.f.p.k, work.span, work.batch, head, sizeof(E4M3)),
-                        v =
-                            tile::key_rows(args.f.p, args.f.p.v, work.span, work.batch, head, sizeof(E4M3));
+    const tile::KeyRows k = tile::key_rows(args.f.p, args.f.p.k, work.span, work.batch, head, sizeof(E4M3)),
+                        v = tile::key_rows(args.f.p, args.f.p.v, work.span, work.batch, head, sizeof(E4M3));
     ptx::mbarrier_wait(memory.empty(ring.stage), ring.parity ^ 1);
     __syncwarp();  // the stage is free for all lanes
     rows.for_layout(k, [&](auto layout) {

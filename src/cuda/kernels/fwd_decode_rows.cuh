@@ -141,8 +141,7 @@ struct FwdDecodeRows {
 #pragma unroll
     for (int i = 0; i < Rows::kCopies; ++i)
       ptx::cp_async_16(Rows::copied_to(to, row, chunk, i),
-                                          from + int64_t{i} * (Rows::kRowsAtOnce * row_bytes),
-                                          Rows::kRowsAtOnce * i <= end);
+                       from + int64_t{i} * (Rows::kRowsAtOnce * row_bytes), Rows::kRowsAtOnce * i <= end);
   }
   /// Copies the 16 rows of the piece that is next, which lie in several pages.
   template <class Rows>
@@ -155,8 +154,7 @@ struct FwdDecodeRows {
 #pragma unroll
     for (int i = 0; i < Rows::kCopies; ++i)
       ptx::cp_async_16(Rows::copied_to(to, row, chunk, i),
-                                          data + of_lane(offset, knows + Rows::kRowsAtOnce * i),
-                                          Rows::kRowsAtOnce * i <= end);
+                       data + of_lane(offset, knows + Rows::kRowsAtOnce * i), Rows::kRowsAtOnce * i <= end);
   }
 };
 
