@@ -359,8 +359,10 @@ CUresult tensor_map_encode_tiled(CUtensorMap* map, CUtensorMapDataType type, cuu
     return CUDA_ERROR_INVALID_VALUE;
   tensor.address = reinterpret_cast<uint64_t>(address);
   if (address == nullptr || tensor.address % 16 != 0) return CUDA_ERROR_INVALID_VALUE;
-  if (box[0] * element_bytes % 16 != 0 ||
-      box[0] * element_bytes > (swizzle == CU_TENSOR_MAP_SWIZZLE_64B ? 64 : 128))
+  const tile::SwizzleMode mode =
+      swizzle == CU_TENSOR_MAP_SWIZZLE_64B ? tile::SwizzleMode::k64 : tile::SwizzleMode::k128;
+  const uint32_t row_bytes = box[0] * element_bytes;
+  if (row_bytes % 16 != 0 || row_bytes > static_cast<uint32_t>(tile::swizzle_row_bytes(mode)))
     return CUDA_ERROR_INVALID_VALUE;
   for (cuuint32_t r = 0; r < rank; ++r) {
     const cuuint64_t stride = r == 0 ? element_bytes : strides[r - 1];
@@ -375,8 +377,7 @@ CUresult tensor_map_encode_tiled(CUtensorMap* map, CUtensorMapDataType type, cuu
   tensor.rank = static_cast<uint8_t>(rank);
   tensor.element_bytes = static_cast<uint8_t>(element_bytes);
   tensor.is_bf16 = type == CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;
-  tensor.swizzle = static_cast<uint8_t>(swizzle == CU_TENSOR_MAP_SWIZZLE_64B ? tile::SwizzleMode::k64
-                                                                             : tile::SwizzleMode::k128);
+  tensor.swizzle = static_cast<uint8_t>(mode);
   std::memcpy(map, &tensor, sizeof tensor);
   return CUDA_SUCCESS;
 }
