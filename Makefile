@@ -93,10 +93,11 @@ cuda-setup: setup
 	@tools/setup.sh disassembler
 
 ROTATION ?=
+THIRD ?=
 PARTS := packages get-clang get-python get-browser build tests threads sanitizers python report chips
 .PHONY: $(addprefix part-,$(PARTS))
-# Arguments of ctest that leave out the tests of other rotations; none for all of them.
-rotating = $(if $(filter 1 2 3,$(ROTATION)),--label-exclude 'rotation_[^$(ROTATION)]')$(if $(filter 4,$(ROTATION)),--label-regex '^emulation')
+# Arguments of ctest that leave out the tests of other rotations, and of other thirds if THIRD is given; none for all of them.
+rotating = $(if $(filter 1 2 3,$(ROTATION)),--label-exclude 'rotation_[^$(ROTATION)]$(if $(THIRD),|third_[^$(THIRD)])')$(if $(filter 4,$(ROTATION)),--label-regex '^emulation')
 part-packages: cuda-setup
 part-get-clang: test-setup
 part-get-python:

@@ -6,7 +6,7 @@
     run_tests.py --self-test
 
 All is too long for every run, so it is divided into five rotations. A run takes one of them, by the number of commits of HEAD: six
-commits in a row take all, three in a row compile the kernels for every chip. `make test-all` takes all five at once.
+commits in a row take all but the tests that have thirds (tests/CMakeLists.txt), three in a row compile the kernels for every chip. `make test-all` takes all five at once.
 
 Each part is a target of the Makefile, `part-NAME`, and its output goes to build/test-logs/NAME.log. Downloads start at once
 and use no place of the two, so that they go on while compilers run. Exit status 0: every part passed.
@@ -74,6 +74,12 @@ def choose_rotation():
     return TURNS[datetime.date.today().toordinal() % len(TURNS)], "today's date: no full history here"
 
 
+def choose_third():
+    """0, 1 or 2: which third of its longest tests a rotation takes. A rotation that is taken again has the next one."""
+    commits = git("rev-list", "--count", "HEAD")
+    return int(commits or datetime.date.today().toordinal()) // 3 % 3
+
+
 class Run:
     """One part while it runs and afterwards."""
 
@@ -85,8 +91,8 @@ class Run:
         log = LOGS / f"{self.part.name}.log"
         start = time.monotonic()
         with log.open("w", encoding="utf-8") as output:
-            rotation = "all" if len(self.rotations) > 1 else self.rotations[0]
-            process = subprocess.Popen(["make", "--no-print-directory", f"part-{self.part.name}", f"ROTATION={rotation}"],
+            which = ["ROTATION=all"] if len(self.rotations) > 1 else [f"ROTATION={self.rotations[0]}", f"THIRD={choose_third()}"]
+            process = subprocess.Popen(["make", "--no-print-directory", f"part-{self.part.name}", *which],
                                        cwd=ROOT, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT)
             _, status, usage = os.wait4(process.pid, 0)
             process.returncode = os.waitstatus_to_exitcode(status)
@@ -170,6 +176,8 @@ def self_test():
     rotation, _ = choose_rotation()
     assert rotation in ROTATIONS
     assert set(TURNS) == set(ROTATIONS), "a cycle has every rotation, so every part"
+    assert choose_third() in range(3)
+    assert {i // 3 % 3 for i in range(9 * len(TURNS)) if TURNS[i % len(TURNS)] == 3} == {0, 1, 2}, "every third has its turn"
     for first in range(len(TURNS)):
         chips = {chip for turn in range(first, first + 3) for chip in CHIPS.get(TURNS[turn % len(TURNS)], ())}
         assert chips == {75, 80, 86, 89, 90}, f"the commits {first} to {first + 2} of a cycle compile {sorted(chips)}"
