@@ -149,7 +149,9 @@ def bench_caches() -> str:
             rows.setdefault(key, {})[row["group"]] = f"{row['gb_s']:.1f}, {100 * row['share_of_read']:.0f} %"
         head = ["K and V", "queries", "layout", *(f"group {group}" for group in groups)]
         lines = [[*key, *(cells.get(group, "") for group in groups)] for key, cells in rows.items()]
-        text += f"{result['machine']['cpu']}, {result['threads']} threads; GB/s of K and V, and the share:\n\n" + table(head, lines, 3) + "\n"
+        backends = ", ".join(f"`{name}`" for name in sorted({row["backend"] for row in result["caches"]}))
+        of = f"{result['machine']['cpu']}, {result['threads']} threads, {backends}"
+        text += f"{of}; GB/s of K and V, and the share:\n\n" + table(head, lines, 3) + "\n"
     return text.rstrip("\n") + "\n" if text else NO_RESULTS
 
 

@@ -35,7 +35,7 @@ HWY_INLINE Ahead part_of(const Ahead& ahead, int64_t pass, int64_t passes) {
   return {ahead.data + begin, ahead.stride_bytes, begin < end ? ahead.rows : 0, end - begin, ahead.in_turn};
 }
 
-/// Calls pass(rows, first, ahead) for the rows `most` at a time, then for half as many, at last for one; `rows` is a constant.
+/// Calls pass(rows, first, ahead) for the rows kMost at a time, then for half as many, at last for one; `rows` is a constant.
 template <int kMost, class Pass>
 HWY_INLINE void for_each_rows(int64_t count, const Ahead& ahead, Pass&& pass) {
   int64_t passes = count / kMost;
@@ -45,7 +45,7 @@ HWY_INLINE void for_each_rows(int64_t count, const Ahead& ahead, Pass&& pass) {
     for (; r + rows() <= count; r += rows()) pass(rows, r, part_of(ahead, i++, passes));
   };
   if constexpr (kMost == 8) all_of(std::integral_constant<int, 8>());
-  all_of(std::integral_constant<int, 4>());
+  if constexpr (kMost >= 4) all_of(std::integral_constant<int, 4>());
   all_of(std::integral_constant<int, 2>());
   all_of(std::integral_constant<int, 1>());
 }

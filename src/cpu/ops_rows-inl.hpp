@@ -61,53 +61,58 @@ HWY_INLINE void dots_strip(const float* q, int64_t ldq, const T* k, int64_t ldk,
 // Rows whose dot products with four keys stay in registers: 16 sums of 32 registers, 8 of 16.
 constexpr int kDotRows = HWY_TARGET == HWY_AVX2 ? 2 : 4;
 
-/// s[r][j] (+)= dot(q[r], k[j]) of kDotRows rows and n keys, a multiple of four, over `pairs` pairs of vectors. The sums stay in
+// Rows of K and V that are read a part at a time, because no more of q or o has room in 16 registers, come from memory at two
+// thirds of the rate of whole ones on Zen 3.
+constexpr bool kWholeRows = HWY_TARGET == HWY_AVX2;
+constexpr int64_t kMostPairs = 8;  // of a row at a time: a head size of 128
+
+/// s[r][j] (+)= dot(q[r], k[j]) of kRows rows and n keys, a multiple of four, over `pairs` pairs of vectors. The sums stay in
 /// registers until they are whole: adding up the lanes of one takes as long as a dot product of 100 elements. q is in the order of
 /// TwoVectors, 2 * kLanes elements a pair, the rows side by side.
-template <class T>
+template <class T, int kRows>
 void dots_of_four(const float* q, const T* k, int64_t ldk, int64_t n, int64_t pairs, bool first, float* s,
                   int64_t lds, const Ahead& ahead) {
   const D d;
   for (int64_t j = 0; j < n; j += 4) {
     for (int64_t i = j; i < j + 4; ++i) fetch(ahead, i);
-    V sum[kDotRows][4];
+    V sum[kRows][4];
     for (auto& row : sum)
       for (V& x : row) x = hn::Zero(d);
     for (int64_t x = 0; x < pairs; ++x) {
-      const float* query = q + x * 2 * kDotRows * kLanes;
+      const float* query = q + x * 2 * kRows * kLanes;
 #pragma GCC unroll 4
       for (int i = 0; i < 4; ++i) {
         V a, b;
         TwoVectors<T>::values(k + (j + i) * ldk + 2 * x * kLanes, a, b);
 #pragma GCC unroll 4
-        for (int r = 0; r < kDotRows; ++r) {
+        for (int r = 0; r < kRows; ++r) {
           sum[r][i] = hn::MulAdd(a, hn::LoadU(d, query + 2 * r * kLanes), sum[r][i]);
           sum[r][i] = hn::MulAdd(b, hn::LoadU(d, query + (2 * r + 1) * kLanes), sum[r][i]);
         }
       }
     }
 #pragma GCC unroll 4
-    for (int r = 0; r < kDotRows; ++r) sums_of_four(sum[r], TwoVectors<T>::kFactor, first, s + r * lds + j);
+    for (int r = 0; r < kRows; ++r) sums_of_four(sum[r], TwoVectors<T>::kFactor, first, s + r * lds + j);
   }
 }
 
 /// The same for rows of q as they are, `size` a multiple of 2 * kLanes.
-template <class T>
+template <class T, int kRows>
 void dots_of_rows(const float* q, int64_t ldq, const T* k, int64_t ldk, int64_t n, int64_t size, float* s,
                   int64_t lds, Ahead ahead) {
-  constexpr int64_t kStep = 2 * kLanes, kMostPairs = 8;
-  float ordered[kMostPairs * kDotRows * kStep];
+  constexpr int64_t kStep = 2 * kLanes;
+  float ordered[kMostPairs * kRows * kStep];
   for (int64_t c = 0; c < size; c += kMostPairs * kStep, ahead.rows = 0) {
     const int64_t pairs = std::min(kMostPairs, (size - c) / kStep);
     for (int64_t x = 0; x < pairs; ++x) {
-      for (int64_t r = 0; r < kDotRows; ++r) {
+      for (int64_t r = 0; r < kRows; ++r) {
         V a, b;
         TwoVectors<T>::load(q + r * ldq + c + x * kStep, a, b);
-        hn::StoreU(a, D(), ordered + (kDotRows * x + r) * kStep);
-        hn::StoreU(b, D(), ordered + (kDotRows * x + r) * kStep + kLanes);
+        hn::StoreU(a, D(), ordered + (kRows * x + r) * kStep);
+        hn::StoreU(b, D(), ordered + (kRows * x + r) * kStep + kLanes);
       }
     }
-    dots_of_four(ordered, k + c, ldk, n, pairs, c == 0, s, lds, ahead);
+    dots_of_four<T, kRows>(ordered, k + c, ldk, n, pairs, c == 0, s, lds, ahead);
   }
 }
 #endif
@@ -116,10 +121,11 @@ template <class T, int R>
 void dots(const float* q, int64_t ldq, const T* k, int64_t ldk, int64_t n, int64_t size, float* s,
           int64_t lds, Ahead ahead) {
 #if HWY_TARGET != HWY_SCALAR
-  if constexpr (R == 4) {
+  if constexpr (R == 4 || kWholeRows) {
     if (n % 4 == 0 && size % (2 * kLanes) == 0) {
-      for (int r = 0; r < R; r += kDotRows, ahead.rows = 0)
-        dots_of_rows(q + r * ldq, ldq, k, ldk, n, size, s + r * lds, lds, ahead);
+      constexpr int kRows = std::min(R, kDotRows);
+      for (int r = 0; r < R; r += kRows, ahead.rows = 0)
+        dots_of_rows<T, kRows>(q + r * ldq, ldq, k, ldk, n, size, s + r * lds, lds, ahead);
       return;
     }
   }
@@ -176,6 +182,81 @@ HWY_INLINE void sums_strip(const float* p, int64_t ldp, const T* v, int64_t ldv,
       TwoVectors<T>::store(acc[r][2 * x], acc[r][2 * x + 1], o + r * ldo + 2 * x * kLanes);
   }
 }
+
+#if HWY_TARGET != HWY_SCALAR
+/// o[r] += sum over j of p[r][j] * v[j] of kKeys keys, over `pairs` pairs of vectors. o is in the order of TwoVectors, 2 * kLanes
+/// elements a pair, the rows side by side.
+template <class T, int kRows, int kKeys>
+HWY_INLINE void sums_of_keys(const float* p, int64_t ldp, const T* v, int64_t ldv, int64_t pairs, float* o) {
+  const D d;
+  V weight[kRows][kKeys];
+#pragma GCC unroll 4
+  for (int r = 0; r < kRows; ++r) {
+#pragma GCC unroll 4
+    for (int i = 0; i < kKeys; ++i) weight[r][i] = hn::Set(d, p[r * ldp + i] * TwoVectors<T>::kFactor);
+  }
+  for (int64_t x = 0; x < pairs; ++x) {
+    float* const to = o + x * 2 * kRows * kLanes;
+    V acc[kRows][2];
+#pragma GCC unroll 4
+    for (int r = 0; r < kRows; ++r) {
+      acc[r][0] = hn::LoadU(d, to + 2 * r * kLanes);
+      acc[r][1] = hn::LoadU(d, to + (2 * r + 1) * kLanes);
+    }
+#pragma GCC unroll 4
+    for (int i = 0; i < kKeys; ++i) {
+      V a, b;
+      TwoVectors<T>::values(v + i * ldv + 2 * x * kLanes, a, b);
+#pragma GCC unroll 4
+      for (int r = 0; r < kRows; ++r) {
+        acc[r][0] = hn::MulAdd(a, weight[r][i], acc[r][0]);
+        acc[r][1] = hn::MulAdd(b, weight[r][i], acc[r][1]);
+      }
+    }
+#pragma GCC unroll 4
+    for (int r = 0; r < kRows; ++r) {
+      hn::StoreU(acc[r][0], d, to + 2 * r * kLanes);
+      hn::StoreU(acc[r][1], d, to + (2 * r + 1) * kLanes);
+    }
+  }
+}
+
+/// The same of n keys, four at a time, for rows of o as they are, `size` a multiple of 2 * kLanes. What is summed up stays in a
+/// first-level cache.
+template <class T, int kRows>
+void sums_of_rows(const float* p, int64_t ldp, const T* v, int64_t ldv, int64_t n, int64_t size, float* o,
+                  int64_t ldo, Ahead ahead) {
+  constexpr int64_t kStep = 2 * kLanes;
+  const D d;
+  alignas(64) float ordered[kMostPairs * kRows * kStep];
+  for (int64_t c = 0; c < size; c += kMostPairs * kStep, ahead.rows = 0) {
+    const int64_t pairs = std::min(kMostPairs, (size - c) / kStep);
+    const auto each_pair = [&](auto&& take) HWY_ATTR {
+      for (int64_t x = 0; x < pairs; ++x) {
+        for (int64_t r = 0; r < kRows; ++r)
+          take(o + r * ldo + c + x * kStep, ordered + (kRows * x + r) * kStep);
+      }
+    };
+    each_pair([&](const float* row, float* to) HWY_ATTR {
+      V a, b;
+      TwoVectors<T>::load(row, a, b);
+      hn::StoreU(a, d, to);
+      hn::StoreU(b, d, to + kLanes);
+    });
+    int64_t j = 0;
+    for (; j + 4 <= n; j += 4) {
+      for (int64_t i = j; i < j + 4; ++i) fetch(ahead, i);
+      sums_of_keys<T, kRows, 4>(p + j, ldp, v + j * ldv + c, ldv, pairs, ordered);
+    }
+    for (; j < n; ++j) {
+      fetch(ahead, j);
+      sums_of_keys<T, kRows, 1>(p + j, ldp, v + j * ldv + c, ldv, pairs, ordered);
+    }
+    each_pair([&](float* row, const float* from)
+                  HWY_ATTR { TwoVectors<T>::store(hn::LoadU(d, from), hn::LoadU(d, from + kLanes), row); });
+  }
+}
+#endif
 
 template <class T, int R>
 void sums(const float* p, int64_t ldp, const T* v, int64_t ldv, int64_t n, int64_t size, float* o,
@@ -300,6 +381,17 @@ void row_sums(const float* p, int64_t ldp, int64_t num_q, const void* v, DType t
           done = sums_of_floats(p, ldp, num_q, values, ldv, n, d, o, ldo, ahead);
         }
         if (done > 0) values += done, o += done, d -= done, ahead = {};
+      }
+#endif
+#if HWY_TARGET != HWY_SCALAR
+      if constexpr (kWholeRows) {  // with more rows products take longer than lines from memory
+        if (num_q <= kSumRows && d % (2 * kLanes) == 0) {
+          // Two rows and the weights of four keys have 12 of 16 registers.
+          for_each_rows<2>(num_q, ahead, [&](auto rows, int64_t r, const Ahead& part) HWY_ATTR {
+            sums_of_rows<T, rows()>(p + r * ldp, ldp, values, ldv, n, d, o + r * ldo, ldo, part);
+          });
+          return;
+        }
       }
 #endif
       for_each_rows<kSumRows>(num_q, ahead, [&](auto rows, int64_t r, const Ahead& part) HWY_ATTR {
