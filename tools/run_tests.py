@@ -66,18 +66,23 @@ def git(*arguments):
     return result.stdout.strip() if result.returncode == 0 else ""
 
 
-def choose_rotation():
-    """(rotation, why): from the number of commits, or from the date where there is no history to count."""
+def turn():
+    """(number, why): the number of commits, or the date where there is no history to count."""
     commits = git("rev-list", "--count", "HEAD")
     if commits and git("rev-parse", "--is-shallow-repository") == "false":
-        return TURNS[int(commits) % len(TURNS)], f"{commits} commits"
-    return TURNS[datetime.date.today().toordinal() % len(TURNS)], "today's date: no full history here"
+        return int(commits), f"{commits} commits"
+    return datetime.date.today().toordinal(), "today's date: no full history here"
+
+
+def choose_rotation():
+    """(rotation, why)"""
+    number, why = turn()
+    return TURNS[number % len(TURNS)], why
 
 
 def choose_third():
     """0, 1 or 2: which third of its longest tests a rotation takes. A rotation that is taken again has the next one."""
-    commits = git("rev-list", "--count", "HEAD")
-    return int(commits or datetime.date.today().toordinal()) // 3 % 3
+    return turn()[0] // 3 % 3
 
 
 class Run:
