@@ -6,7 +6,8 @@
     run_tests.py --self-test
 
 All is too long for every run, so it is divided into five rotations. A run takes one of them, by the number of commits of HEAD: six
-commits in a row take all but the tests that have thirds (tests/CMakeLists.txt), three in a row compile the kernels for every chip. `make test-all` takes all five at once.
+commits in a row take all but the tests that have thirds (tests/CMakeLists.txt), three in a row compile the kernels for every
+chip. `make test-all` takes all five at once, and all thirds.
 
 Each part is a target of the Makefile, `part-NAME`, and its output goes to build/test-logs/NAME.log. Downloads start at once
 and use no place of the two, so that they go on while compilers run. Exit status 0: every part passed.
@@ -66,7 +67,7 @@ def git(*arguments):
     return result.stdout.strip() if result.returncode == 0 else ""
 
 
-def turn():
+def number_of_run():
     """(number, why): the number of commits, or the date where there is no history to count."""
     commits = git("rev-list", "--count", "HEAD")
     if commits and git("rev-parse", "--is-shallow-repository") == "false":
@@ -76,13 +77,13 @@ def turn():
 
 def choose_rotation():
     """(rotation, why)"""
-    number, why = turn()
+    number, why = number_of_run()
     return TURNS[number % len(TURNS)], why
 
 
 def choose_third():
     """0, 1 or 2: which third of its longest tests a rotation takes. A rotation that is taken again has the next one."""
-    return turn()[0] // 3 % 3
+    return number_of_run()[0] // 3 % 3
 
 
 class Run:
