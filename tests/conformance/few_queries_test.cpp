@@ -72,6 +72,18 @@ TEST(FewQueries, InPartOfSequences) {
   expect_conformance(s, forward_only());
 }
 
+/// Room for many keys, of which sequences have few: of the CTAs that share those of the longest most have nothing to do.
+TEST(FewQueries, InSequencesOfManyLengths) {
+  ProblemSpec s = few_queries(4100, 1, 4);
+  s.batch = 6;
+  s.used_k = {300, 0, 40, 1, 64, 257};
+  for (const int64_t queries : {1, 3}) {
+    s.seqlen_q = queries;
+    s.causal = queries > 1;
+    expect_conformance(s, forward_only());
+  }
+}
+
 /// Of what a row does not see nothing reaches it, whichever CTA has read it; what it sees makes the whole row so.
 TEST(FewQueries, OfNumbersThatAreNotFinite) {
   for (const int64_t seen : {0, 1}) {

@@ -855,9 +855,11 @@ TEST(Schedule, ClustersShareTheKeysOfFewTiles) {
   p = problem(1, 1, 32768, 32, 8, 64);
   add(p, Role::kPageTable);
   p.cache_rows = 16;
-  EXPECT_EQ(refusal(p), "") << "each 16 keys lie side by side";
+  EXPECT_EQ(refusal(p), "");
+  p = problem(1, 1, 524288, 32, 8, 64);
+  add(p, Role::kPageTable);
   p.cache_rows = 24;
-  says(refusal(p), "is for up to 262144 elements of keys and values a CTA, this problem has 524288");
+  says(refusal(p), "is for up to 2097152 elements of keys and values a CTA, this problem has 4194304");
   EXPECT_EQ(refusal(problem(1, 1, 8192, 32, 8, 64)), "is for keys in pages");
   cluster.pages = false;
   cluster.one_piece = true;
@@ -867,8 +869,39 @@ TEST(Schedule, ClustersShareTheKeysOfFewTiles) {
   EXPECT_EQ(refusal(p), "") << "a window has few keys";
   p = problem(8, 1, 8192, 32, 8, 64);
   EXPECT_EQ(refusal(p), "");
+  cluster.e4m3_keys = true;
+  p.tensors[index_of(Role::kK)].dtype = p.tensors[index_of(Role::kV)].dtype = DType::kE4M3;
   add(p, Role::kSeqUsedK);
-  says(refusal(p), "where the GPU alone knows the lengths");
+  says(refusal(p), "8 bits where the GPU alone knows the lengths");
+}
+
+TEST(Schedule, ClustersAreForTheLongestOfLengthsThatTheGpuKnows) {
+  const Kernel cluster = cluster_kernel();
+  const auto of = [&](int64_t batch, int64_t keys) {
+    AttentionProblem p = problem(batch, 1, keys, 32, 8, 64);
+    add(p, Role::kSeqUsedK);
+    return p;
+  };
+  const auto ctas = [&](int64_t batch, int64_t keys) {
+    return ctas_of_cluster(of(batch, keys), cluster, hopper());
+  };
+  const auto refusal = [&](const AttentionProblem& p) {
+    return cannot_because(cluster, KernelRequest(p, hopper(), false, nullptr, {}));
+  };
+  EXPECT_EQ(ctas(8, 8192), 8) << "64 tiles, of which most use two";
+  EXPECT_EQ(refusal(of(8, int64_t{1} << 20)), "") << "however long";
+  EXPECT_EQ(ctas(9, 8192), 1);
+  EXPECT_NE(refusal(of(9, 8192)), "") << "equal shares of all keys";
+  EXPECT_EQ(ctas(24, 8192), 1);
+  EXPECT_EQ(ctas(25, 8192), 2) << "400 CTAs take turns on 132 SMs";
+  EXPECT_EQ(refusal(of(64, 8192)), "");
+  EXPECT_EQ(ctas(8, 4096), 2) << "as where the host knows them";
+  EXPECT_NE(refusal(of(65536, 8192)), "") << "a grid has no place for so many";
+  EXPECT_FALSE(cluster_lengths_differ(of(1, 8192), cluster));
+  EXPECT_FALSE(cluster_lengths_differ(problem(8, 1, 8192, 32, 8, 64), cluster));
+  const ForwardArgs args = forward_layout(of(8, 8192), cluster, hopper(), 2, true).args;
+  EXPECT_EQ(args.slots, hopper().sm_count) << "by which the kernel knows how many CTAs find an SM each";
+  EXPECT_EQ(args.num_splits, 1);
 }
 
 TEST(Schedule, WarpsThatCopyPiecesLeaveRowsThatAreApartAndLargeGroups) {

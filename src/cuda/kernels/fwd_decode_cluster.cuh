@@ -11,6 +11,7 @@
 //
 // Grid     (CTAs of a cluster * splits, heads or key heads, sequences); the launch says how many CTAs: 1, 2, 4, 8 or 16
 //          (ForwardArgs::cluster_ctas). Splits are clusters that have parts of the keys, which fwd_combine merges.
+//          Where the GPU alone knows lengths, a cluster has CTAs for long sequences: those that are too many for its own end at once.
 // Shared   as fwd_decode, and an inbox of tile_m rows of O, each with its state.
 // Barriers
 //   cluster     every CTA has begun and its mbarrier is initialised: others may write to its inbox
@@ -32,9 +33,24 @@ constexpr Grid fwd_decode_cluster_grid(const ForwardArgs& args) {
           args.p.batch};
 }
 
+/// log2 of the CTAs, of 2^`most` in a cluster, that share `keys` keys where the GPU alone knows how long sequences are: as many as find an SM each
+/// if all tiles have as many, and more for a long one, which would be waited for.
+__device__ __forceinline__ int log2_of_sharing(const ForwardArgs& f, int most, int keys) {
+  constexpr int kFewestKeys = 32;  // of a CTA: fewer take no less time
+  constexpr int kMostLog2 = 20;    // elements of a CTA: 4,096 keys of two times 128 columns
+  const int64_t tiles = int64_t{gridDim.y} * gridDim.z;
+  const int64_t elements = int64_t{keys} * (f.p.head_dim + f.p.head_dim_v);
+  int log2 = 0;
+#pragma unroll 1
+  while (log2 < most && (tiles << (log2 + 1) <= f.slots ? keys >> (log2 + 1) >= kFewestKeys
+                                                        : elements >> log2 > int64_t{1} << kMostLog2))
+    ++log2;
+  return log2;
+}
+
 /// A CTA's share of a tile or of its split, and of its rows.
 struct ClusterShare {
-  int rank, log2_ctas;
+  int rank, log2_ctas;  ///< of the CTAs that share keys: those of the cluster, or fewer
   FwdWorkTile work;
   tile::KvBlocks all, own;  ///< pieces of keys: of the cluster, of the CTA
 
@@ -47,9 +63,14 @@ struct ClusterShare {
     work = {span, batch, static_cast<int>(blockIdx.y), split, 0, span.used_q * packed_heads(f)};
     all = tile::split_blocks(key_blocks_of_rows(f, span, 0, work.end_row, piece), split, f.num_splits);
     const int count = all.count();
+    // Out of line: code that runs once is fetched line by line, and a single sequence waits for it.
+    if (log2_ctas > 1 && f.p.batch > 1 && !tile::lengths_are_known(f.p)) [[unlikely]]
+      log2_ctas = log2_of_sharing(f, log2_ctas, count * piece);
+    if (!takes_part()) return;
     own = tile::units_of(all, count * rank >> log2_ctas, count * (rank + 1) >> log2_ctas);
   }
   __device__ __forceinline__ int ctas() const { return 1 << log2_ctas; }
+  __device__ __forceinline__ bool takes_part() const { return rank < ctas(); }
   /// The CTA that merges a row. Its inbox has the rows of one after the other, of all CTAs each.
   __device__ __forceinline__ int owner(int row) const { return row & (ctas() - 1); }
   __device__ __forceinline__ int first_slot(int row) const { return row - owner(row); }
@@ -142,11 +163,14 @@ __global__ void __launch_bounds__(Instance::kConfig.threads(), Instance::kConfig
   ptx::cluster_arrive();  // waited for below: the barrier is initialised, and this CTA has begun
   const bool lengths_are_known = tile::lengths_are_known(args.p);
   if (!lengths_are_known) ptx::wait_for_launches_before();  // lengths may be read
-  const ClusterShare share(args, Warp::kWarpKeys);
+  ClusterShare share(args, Warp::kWarpKeys);
   if (lengths_are_known) ptx::wait_for_launches_before();  // what they have written may be read
   ptx::let_next_launch_begin();  // it waits, and has its CTAs where those of this one end
+  if (!share.takes_part()) return;
+  if (thread == 0) ptx::st_shared_4(memory.sharing(), static_cast<uint32_t>(share.log2_ctas));
   Warp own(args, memory, warp, lane);
   own.sum_up(share.work, share.own, [] { ptx::cluster_wait(); });
+  share.log2_ctas = static_cast<int>(ptx::ld_shared_4(memory.sharing()));  // registers are few
   merge_in_cluster<T>(args, own.results(), share, thread);
 }
 

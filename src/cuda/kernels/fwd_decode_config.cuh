@@ -131,6 +131,8 @@ struct FwdDecodeMemory {
   __device__ __forceinline__ uint32_t inbox_full() const {
     return base + kConfig.inbox_at() + kConfig.inbox_rows() * kConfig.inbox_row_bytes();
   }
+  /// How many CTAs share the keys (a word).
+  __device__ __forceinline__ uint32_t sharing() const { return inbox_full() + 8; }
 
   // --- of shares of all keys ---
 

@@ -280,29 +280,30 @@ std::string cluster_clause(const Kernel& k, const KernelRequest& r) {
   if (std::string clause = copying_clause(k, p); !clause.empty()) return clause;
   const int64_t tiles = tiles_of_few_rows(p, k);
   const int ctas = ctas_of_cluster(p, k, r.device);
+  if (ctas > 1 && cluster_lengths_differ(p, k)) return "";
   // Those for few keys take a tile a CTA, of which an SM holds several.
   if (k.most_keys > 0 && ctas < 2) return "";
   if (ctas < 2 || k.most_keys > 0)
     return "is for tiles that leave half of " + std::to_string(r.device.sm_count) +
            " SMs idle, this problem has " + std::to_string(tiles);
-  // Sequences that only the GPU knows may differ: their clusters do not help each other.
+  // Sequences that only the GPU knows may differ. The clusters of these kernels, a CTA an SM, do not help each other.
   constexpr int64_t kShort = 4096;
   if (p.batch > 1 && (p.packed_k || p.has(Role::kSeqUsedK)) && p.seqlen_k > kShort)
     return "is for up to " + std::to_string(kShort) +
-           " keys where the GPU alone knows the lengths of several sequences";
+           " keys of 8 bits where the GPU alone knows the lengths of several sequences";
   // Measured on an H200, 16 bits: a CTA of 64 reads 57 GB/s, one of 16 74, and all of 132 together 4.2 TB/s, where a launch that merges
   // or counts costs 3 us more. At 2 MB each half of the SMs are still ahead, fewer are not. Keys of 8 bits that are multiplied as they are
   // have twice as many elements in 2 MB, but it takes all SMs: one tile of 8,192 keys for every two, head size 256, 65 us for 87 in equal
   // shares; eight of 131,072, head size 64, by 64 CTAs 48 us for 43.
-  // Where a page holds no multiple of 16 keys, a warp has to find each row.
-  constexpr int64_t kMostOfFew = kMostOfClusterCta / 2, kMostOfRows = kMostOfClusterCta / 4, kPiece = 16;
+  // Other kernels take longer for pages.
+  constexpr int64_t kMostOfFew = kMostOfClusterCta / 2;
   const ClusterSplits shared = cluster_splits(p, k, r.device);
   const int64_t ctas_of_tile = int64_t{shared.ctas} * shared.splits, ctas_of_all = tiles * ctas_of_tile;
   const bool fill_sms = 10 * ctas_of_all >= 9 * int64_t{r.device.sm_count};
-  const int64_t most = p.has(Role::kPageTable) && p.cache_rows % kPiece != 0 ? kMostOfRows
-                       : few_ctas(ctas_of_all, r.device)                     ? kMostOfFew
-                       : k.tma && fill_sms                                   ? 2 * kMostOfClusterCta
-                                                                             : kMostOfClusterCta;
+  const bool pages = p.has(Role::kPageTable) && !k.e4m3_keys;
+  const int64_t most = few_ctas(ctas_of_all, r.device) ? kMostOfFew
+                       : (k.tma && fill_sms) || pages  ? 2 * kMostOfClusterCta
+                                                       : kMostOfClusterCta;
   const int64_t elements = keys_of_tile(p, k) * (p.head_dim + p.head_dim_v) / ctas_of_tile;
   if (elements <= most) return "";
   return "is for up to " + std::to_string(most) + " elements of keys and values a CTA, this problem has " +

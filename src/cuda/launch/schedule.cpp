@@ -138,9 +138,24 @@ int64_t room_for_clusters(int ctas, const Kernel& kernel, const DeviceProperties
 }
 }  // namespace
 
+bool cluster_lengths_differ(const AttentionProblem& p, const Kernel& kernel) {
+  // Up to 4,096 keys clusters are for few tiles and wait for the longest. Kernels for keys of 8 bits have one CTA an SM: none takes turns.
+  constexpr int64_t kShort = 4096;
+  return !kernel.e4m3_keys && p.batch > 1 && std::max(p.heads_q, p.batch) <= kMostOfGrid &&
+         p.seqlen_k > kShort && (p.packed_k || p.has(Role::kSeqUsedK));
+}
+
 int ctas_of_cluster(const AttentionProblem& p, const Kernel& kernel, const DeviceProperties& device) {
   constexpr int64_t kFewestKeys = 32;  // of a CTA: fewer take no less time
   const int64_t tiles = tiles_of_few_rows(p, kernel), keys = keys_of_tile(p, kernel);
+  if (cluster_lengths_differ(p, kernel)) {
+    // Of few tiles a long one has eight, of which others use as many as find room at once. The CTAs of many take turns on SMs, which evens
+    // out what they have. Between, CTAs in equal shares of all keys end sooner (16 sequences of up to 32,768 keys, 8 key heads, 221 us for
+    // 237; H200).
+    constexpr int64_t kOfLong = 8, kTurns = 4;
+    if (saturating_product(tiles, kOfLong) <= kTurns * device.sm_count) return kOfLong;
+    return 3 * int64_t{device.sm_count} <= saturating_product(tiles, 2) ? 2 : 1;
+  }
   for (int ctas = kMostDecodeCtas; ctas > 1; ctas /= 2) {
     if (saturating_product(tiles, ctas) <= room_for_clusters(ctas, kernel, device) &&
         ctas * kFewestKeys <= std::max(keys, 2 * kFewestKeys))
@@ -152,6 +167,7 @@ int ctas_of_cluster(const AttentionProblem& p, const Kernel& kernel, const Devic
 ClusterSplits cluster_splits(const AttentionProblem& p, const Kernel& kernel,
                              const DeviceProperties& device) {
   const int ctas = ctas_of_cluster(p, kernel, device);
+  if (cluster_lengths_differ(p, kernel)) return {ctas, 1};
   const int64_t elements = keys_of_tile(p, kernel) * (p.head_dim + p.head_dim_v) / ctas;
   // A CTA reads so many in the time of the launch that merges. (One key head of 256, 8,192 keys: 11.8 us for 14.0, 2,048 9.0 for 9.0; H200.)
   constexpr int64_t kWorthSplitting = int64_t{1} << 17;
@@ -322,6 +338,7 @@ void take_split_parts(const AttentionProblem& p, const Kernel& kernel, const Dev
                       bool may_split, Parts& parts, ForwardLayout& layout) {
   ForwardArgs& args = layout.args;
   if (kernel.splits_in_cluster) {
+    args.slots = device.sm_count;  // several CTAs on an SM take turns
     const ClusterSplits shared = cluster_splits(p, kernel, device);
     args.cluster_ctas = may_split ? shared.ctas : ctas_of_cluster(p, kernel, device);
     args.num_splits = may_split ? shared.splits : 1;

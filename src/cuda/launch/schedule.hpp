@@ -60,6 +60,9 @@ int stream_lanes(int64_t heads, int64_t slots);
 /// Tiles of a kernel whose tiles hold all queries of a (key) head, and the keys that one of them sees at most.
 int64_t tiles_of_few_rows(const AttentionProblem& problem, const Kernel& kernel);
 int64_t keys_of_tile(const AttentionProblem& problem, const Kernel& kernel);
+/// Whether sequences may be of different lengths, which only the GPU knows: clusters are for the longest then, and in others fewer CTAs take
+/// part (fwd_decode_cluster).
+bool cluster_lengths_differ(const AttentionProblem& problem, const Kernel& kernel);
 /// CTAs of a cluster that share the keys of such a tile: a power of two, 1 where tiles fill more than half of the GPU.
 int ctas_of_cluster(const AttentionProblem& problem, const Kernel& kernel, const DeviceProperties& device);
 /// Elements of keys and values from which on other kernels are faster than a CTA of such a cluster.
