@@ -11,7 +11,8 @@
 //
 // Grid     (CTAs of a cluster * splits, heads or key heads, sequences); the launch says how many CTAs: 1, 2, 4, 8 or 16
 //          (ForwardArgs::cluster_ctas). Splits are clusters that have parts of the keys, which fwd_combine merges.
-//          Where the GPU alone knows lengths, a cluster has CTAs for long sequences: those that are too many for its own end at once.
+//          Where the GPU alone knows lengths, clusters are there for many tiles, too, and for few have CTAs for a long sequence: those that a
+//          shorter one has no keys for end at once.
 // Shared   as fwd_decode, and an inbox of tile_m rows of O, each with its state.
 // Barriers
 //   cluster     every CTA has begun and its mbarrier is initialised: others may write to its inbox

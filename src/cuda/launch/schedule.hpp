@@ -63,7 +63,8 @@ int64_t keys_of_tile(const AttentionProblem& problem, const Kernel& kernel);
 /// Whether sequences may be of different lengths, which only the GPU knows: clusters are for the longest then, and in others fewer CTAs take
 /// part (fwd_decode_cluster).
 bool cluster_lengths_differ(const AttentionProblem& problem, const Kernel& kernel);
-/// CTAs of a cluster that share the keys of such a tile: a power of two, 1 where tiles fill more than half of the GPU.
+/// CTAs of a cluster that share the keys of such a tile: a power of two, 1 where tiles fill more than half of the GPU. Where lengths differ: 8
+/// for few tiles, 2 for many, 1 between.
 int ctas_of_cluster(const AttentionProblem& problem, const Kernel& kernel, const DeviceProperties& device);
 /// Elements of keys and values from which on other kernels are faster than a CTA of such a cluster.
 inline constexpr int64_t kMostOfClusterCta = int64_t{1} << 20;
