@@ -180,6 +180,13 @@ def is_symbol_of(kernel, symbol):
     return len(values) == len(expected) and all(e is None or e == v for e, v in zip(expected, values))
 
 
+def code_on(arch, found, first, last):
+    """What a chip runs of a kernel for chips from `first` to `last`: its machine code, or that of an earlier chip of its generation
+    (`code_for` of make_instances.py); None where there is neither. found: usage by architecture."""
+    able = [a for a in found if a <= arch and a // 10 == arch // 10]
+    return found[max(able)] if able and first <= arch <= last else None
+
+
 def page_of(kernels, listed, reports, version, totals=None):
     """The text of the page. kernels: kernels.json. listed: name -> (threads, dynamic shared memory). reports: unit -> text.
     totals, in place of listed: name -> (threads, shared memory), for a build without host code."""
@@ -199,11 +206,10 @@ def page_of(kernels, listed, reports, version, totals=None):
         threads, dynamic = listed[name] if totals is None else (totals[name][0], totals[name][1] - static)
         cells = []
         for arch in archs:
-            if arch not in found:
-                first, last = kernel["chips"]
-                cells.append("PTX" if first <= arch <= last else "")
+            usage = code_on(arch, found, *kernel["chips"])
+            if not usage:
+                cells.append("PTX" if kernel["chips"][0] <= arch <= kernel["chips"][1] else "")
                 continue
-            usage = found[arch]
             ctas, limit = occupancy(arch, usage.registers, usage.static_shared + dynamic, threads)
             cell = f"{usage.registers}, {ctas}{limit}" if ctas else f"{usage.registers}, –"
             if spilled := usage.stores + usage.loads + usage.stack:
@@ -219,10 +225,10 @@ def page_of(kernels, listed, reports, version, totals=None):
              "Written by `make resources` (`tools/resources.py`) from what ptxas says; a test compares it with the build.",
              f"Compiler: nvcc {version}.", "",
              "Under an architecture: registers a thread, then CTAs that fit one SM and what limits them: **r**egisters,",
-             "**s**hared memory, **w**arps, **c**TA slots. A dash: its shared memory is more than a CTA may have there, so that",
-             "the plan takes another kernel. PTX: no machine code for it, the driver compiles the PTX. Empty: not for that chip. No",
-             "kernel spills or uses local memory, on which the build fails. Shared memory in bytes (static and dynamic) of one",
-             "CTA.", ""]
+             "**s**hared memory, **w**arps, **c**TA slots. Chips of one generation run the same machine code unless a kernel has its own.",
+             "A dash: its shared memory is more than a CTA may have there, so that the plan takes another kernel. PTX: no machine code",
+             "for it, the driver compiles the PTX. Empty: not for that chip. No kernel spills or uses local memory, on which the build",
+             "fails. Shared memory in bytes (static and dynamic) of one CTA.", ""]
     for family, rows in families.items():
         lines += [f"## {family}", "",
                   "| kernel | threads | shared memory | " + " | ".join(f"sm_{a}" for a in archs) + " |",
@@ -378,6 +384,8 @@ def self_test():
     named = "_ZN5fovea4cuda3fwdI6__halfL_ZNS0_9instances11fwd_f16_d64EEEEvi"
     expect("symbol with a name", is_symbol_of(kernel, named) and not is_symbol_of({**kernel, "name": "fwd_f16_d6"}, named))
 
+    expect("code of its generation", [code_on(arch, {75: "a", 80: "b", 89: "c"}, 75, 90) for arch in (75, 80, 86, 89, 90)] ==
+           ["a", "b", "b", "c", None] and code_on(86, {80: "b"}, 80, 80) is None)
     page = page_of([kernel], {"fwd_f16_d64": (128, 49152)}, {"fwd_f16_d64": GOOD}, "13.0.88")
     expect("row", "| fwd_f16_d64 | 128 | 49,168 | 168, 3r | 128, 4r |" in page)
     expect("same page", differences(page, page) == ([], []))
