@@ -1,8 +1,7 @@
 // C = A B, a thread for each element of C. Neighbouring threads work on neighbouring rows.
 #include "ladder/harness/launch.cuh"
 
-namespace ladder {
-namespace {
+namespace ladder::matmul_naive {
 
 constexpr int kTile = 16;  ///< a block computes kTile x kTile elements
 
@@ -17,10 +16,8 @@ __global__ void __launch_bounds__(kTile* kTile) multiply(Matmul p) {
   p.c[static_cast<int64_t>(i) * p.n + j] = sum;
 }
 
-}  // namespace
-
-void matmul_naive(const Matmul& p) {
+void run(const Matmul& p) {
   launch(multiply, {blocks_of(p.n, kTile), blocks_of(p.m, kTile)}, kTile * kTile, 0, p);
 }
 
-}  // namespace ladder
+}  // namespace ladder::matmul_naive

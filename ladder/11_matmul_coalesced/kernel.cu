@@ -2,8 +2,7 @@
 // side by side in memory: a warp reads and writes whole lines.
 #include "ladder/harness/launch.cuh"
 
-namespace ladder {
-namespace {
+namespace ladder::matmul_coalesced {
 
 constexpr int kTile = 16;  ///< a block computes kTile x kTile elements
 
@@ -18,10 +17,8 @@ __global__ void __launch_bounds__(kTile* kTile) multiply(Matmul p) {
   p.c[static_cast<int64_t>(i) * p.n + j] = sum;
 }
 
-}  // namespace
-
-void matmul_coalesced(const Matmul& p) {
+void run(const Matmul& p) {
   launch(multiply, {blocks_of(p.n, kTile), blocks_of(p.m, kTile)}, kTile * kTile, 0, p);
 }
 
-}  // namespace ladder
+}  // namespace ladder::matmul_coalesced

@@ -2,8 +2,7 @@
 // value.
 #include "ladder/harness/launch.cuh"
 
-namespace ladder {
-namespace {
+namespace ladder::matmul_shared {
 
 constexpr int kTile = 32;  ///< a block computes kTile x kTile elements, kTile of the sum's terms at a time
 
@@ -24,10 +23,8 @@ __global__ void __launch_bounds__(kTile* kTile) multiply(Matmul p) {
   if (i < p.m && j < p.n) p.c[static_cast<int64_t>(i) * p.n + j] = sum;
 }
 
-}  // namespace
-
-void matmul_shared(const Matmul& p) {
+void run(const Matmul& p) {
   launch(multiply, {blocks_of(p.n, kTile), blocks_of(p.m, kTile)}, kTile * kTile, 0, p);
 }
 
-}  // namespace ladder
+}  // namespace ladder::matmul_shared

@@ -2,8 +2,7 @@
 // values of A then lie side by side and come four at a time.
 #include "ladder/harness/launch.cuh"
 
-namespace ladder {
-namespace {
+namespace ladder::matmul_transposed {
 
 constexpr int kTile = 64;  ///< a block computes kTile x kTile elements
 constexpr int kStep = 16;  ///< terms of the sum at a time
@@ -48,10 +47,8 @@ __global__ void __launch_bounds__(kThreads) multiply(Matmul p) {
   }
 }
 
-}  // namespace
-
-void matmul_transposed(const Matmul& p) {
+void run(const Matmul& p) {
   launch(multiply, {blocks_of(p.n, kTile), blocks_of(p.m, kTile)}, kThreads, 0, p);
 }
 
-}  // namespace ladder
+}  // namespace ladder::matmul_transposed

@@ -2,8 +2,7 @@
 // products. All copies are of four values at a time.
 #include "ladder/harness/launch.cuh"
 
-namespace ladder {
-namespace {
+namespace ladder::matmul_registers {
 
 constexpr int kTile = 128;  ///< a block computes kTile x kTile elements
 constexpr int kStep = 8;    ///< terms of the sum at a time
@@ -69,10 +68,8 @@ __global__ void __launch_bounds__(kThreads) multiply(Matmul p) {
   }
 }
 
-}  // namespace
-
-void matmul_registers(const Matmul& p) {
+void run(const Matmul& p) {
   launch(multiply, {blocks_of(p.n, kTile), blocks_of(p.m, kTile)}, kThreads, 0, p);
 }
 
-}  // namespace ladder
+}  // namespace ladder::matmul_registers

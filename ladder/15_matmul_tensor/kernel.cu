@@ -3,8 +3,7 @@
 #include "ladder/harness/launch.cuh"
 #include "ladder/harness/ptx.cuh"
 
-namespace ladder {
-namespace {
+namespace ladder::matmul_tensor {
 
 constexpr int kTile = 128;               ///< a block computes kTile x kTile elements
 constexpr int kStep = 16;                ///< terms of the sum at a time
@@ -78,10 +77,8 @@ __global__ void __launch_bounds__(kThreads) multiply(Matmul p) {
   }
 }
 
-}  // namespace
-
-void matmul_tensor(const Matmul& p) {
+void run(const Matmul& p) {
   launch(multiply, {blocks_of(p.n, kTile), blocks_of(p.m, kTile)}, kThreads, 0, p);
 }
 
-}  // namespace ladder
+}  // namespace ladder::matmul_tensor

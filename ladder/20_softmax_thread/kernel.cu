@@ -1,8 +1,7 @@
 // Softmax of rows, a thread for each row: the largest, the sum, the quotients.
 #include "ladder/harness/launch.cuh"
 
-namespace ladder {
-namespace {
+namespace ladder::softmax_thread {
 
 constexpr int kThreads = 128;
 
@@ -18,10 +17,8 @@ __global__ void __launch_bounds__(kThreads) softmax(Softmax p) {
   for (int j = 0; j < p.columns; ++j) y[j] = expf(x[j] - largest) / sum;
 }
 
-}  // namespace
-
-void softmax_thread(const Softmax& p) {
+void run(const Softmax& p) {
   launch(softmax, {blocks_of(p.rows, kThreads)}, kThreads, 0, p);
 }
 
-}  // namespace ladder
+}  // namespace ladder::softmax_thread

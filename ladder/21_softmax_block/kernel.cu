@@ -2,8 +2,7 @@
 // partial results in shared memory, in halves.
 #include "ladder/harness/launch.cuh"
 
-namespace ladder {
-namespace {
+namespace ladder::softmax_block {
 
 constexpr int kThreads = 256;
 
@@ -36,10 +35,8 @@ __global__ void __launch_bounds__(kThreads) softmax(Softmax p) {
   for (int j = thread; j < p.columns; j += kThreads) y[j] = expf(x[j] - largest) / sum;
 }
 
-}  // namespace
-
-void softmax_block(const Softmax& p) {
+void run(const Softmax& p) {
   launch(softmax, {static_cast<unsigned>(p.rows)}, kThreads, 0, p);
 }
 
-}  // namespace ladder
+}  // namespace ladder::softmax_block

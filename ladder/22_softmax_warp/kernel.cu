@@ -3,8 +3,7 @@
 #include "ladder/harness/launch.cuh"
 #include "ladder/harness/warp.cuh"
 
-namespace ladder {
-namespace {
+namespace ladder::softmax_warp {
 
 constexpr int kWarps = 4;  ///< rows of a block
 constexpr int kThreads = 32 * kWarps;
@@ -55,9 +54,7 @@ __global__ void __launch_bounds__(kThreads) softmax(const T* x, T* y, int rows, 
   for (int j = lane; j < count; j += 32) y[j] = weight(x[j], state.max, inverse);
 }
 
-}  // namespace
-
-void softmax_warp(const Softmax& p) {
+void run(const Softmax& p) {
   const Grid grid = {blocks_of(p.rows, kWarps)};
   if (p.columns % 4 == 0) {
     launch(softmax<float4>, grid, kThreads, 0, reinterpret_cast<const float4*>(p.x),
@@ -67,4 +64,4 @@ void softmax_warp(const Softmax& p) {
   }
 }
 
-}  // namespace ladder
+}  // namespace ladder::softmax_warp

@@ -3,8 +3,7 @@
 #include "ladder/harness/launch.cuh"
 #include "ladder/harness/warp.cuh"
 
-namespace ladder {
-namespace {
+namespace ladder::softmax_registers {
 
 constexpr int kHeld = 4;  ///< float4 of a thread: 16 registers
 
@@ -82,9 +81,7 @@ void start(const Softmax& p) {
   launch(softmax<kWarps>, {static_cast<unsigned>(p.rows)}, 32 * kWarps, 0, p);
 }
 
-}  // namespace
-
-void softmax_registers(const Softmax& p) {
+void run(const Softmax& p) {
   constexpr int kOfWarp = 32 * 4 * kHeld;  // 512 values
   if (p.columns <= kOfWarp) return start<1>(p);
   if (p.columns <= 2 * kOfWarp) return start<2>(p);
@@ -92,4 +89,4 @@ void softmax_registers(const Softmax& p) {
   start<32>(p);
 }
 
-}  // namespace ladder
+}  // namespace ladder::softmax_registers

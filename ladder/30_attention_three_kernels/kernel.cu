@@ -3,8 +3,7 @@
 #include "ladder/harness/launch.cuh"
 #include "ladder/harness/warp.cuh"
 
-namespace ladder {
-namespace {
+namespace ladder::attention_three_kernels {
 
 constexpr int kTile = 16;  ///< a block computes kTile x kTile elements of a product
 constexpr int kThreads = kTile * kTile;
@@ -63,14 +62,12 @@ __global__ void __launch_bounds__(kThreads) outputs(Attention<float> p) {
   if (i < n && c < d) p.o[(first + i) * d + c] = sum;
 }
 
-}  // namespace
-
 /// p.workspace: S and then P of all entries of the batch, batch x seqlen x seqlen.
-void attention_three_kernels(const Attention<float>& p) {
+void run(const Attention<float>& p) {
   const unsigned rows = blocks_of(p.seqlen, kTile), batch = static_cast<unsigned>(p.batch);
   launch(scores, {rows, rows, batch}, kThreads, 0, p);
   launch(softmax, {static_cast<unsigned>(p.batch * p.seqlen)}, 32, 0, p);
   launch(outputs, {blocks_of(p.head_dim, kTile), rows, batch}, kThreads, 0, p);
 }
 
-}  // namespace ladder
+}  // namespace ladder::attention_three_kernels

@@ -4,8 +4,7 @@
 #include "ladder/harness/launch.cuh"
 #include "ladder/harness/warp.cuh"
 
-namespace ladder {
-namespace {
+namespace ladder::attention_flash1 {
 
 constexpr int kWarps = 4, kThreads = 32 * kWarps;
 constexpr int kRows = 8;  ///< queries of a warp: each value of K and V that it reads serves eight rows
@@ -151,12 +150,10 @@ void start(const Attention<float>& p) {
   launch(flash<D>, {static_cast<unsigned>(p.batch)}, kThreads, Tile<D>::kFloats * sizeof(float), p);
 }
 
-}  // namespace
-
-void attention_flash1(const Attention<float>& p) {
+void run(const Attention<float>& p) {
   if (p.head_dim <= 32) return start<32>(p);
   if (p.head_dim <= 64) return start<64>(p);
   start<128>(p);
 }
 
-}  // namespace ladder
+}  // namespace ladder::attention_flash1

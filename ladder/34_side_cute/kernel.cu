@@ -6,8 +6,7 @@
 #include "ladder/harness/launch.cuh"
 #include "ladder/harness/warp.cuh"
 
-namespace ladder {
-namespace {
+namespace ladder::side_cute {
 
 using namespace cute;
 
@@ -170,12 +169,10 @@ void start(const Attention<float>& p) {
          Tile<D>::kFloats * sizeof(float), p);
 }
 
-}  // namespace
-
-void side_cute(const Attention<float>& p) {
+void run(const Attention<float>& p) {
   if (p.head_dim <= 32) return start<32>(p);
   if (p.head_dim <= 64) return start<64>(p);
   start<128>(p);
 }
 
-}  // namespace ladder
+}  // namespace ladder::side_cute

@@ -5,8 +5,7 @@
 #include "ladder/harness/ptx.cuh"
 #include "ladder/harness/warp.cuh"
 
-namespace ladder {
-namespace {
+namespace ladder::tensor_lazy {
 
 using Bf16 = __nv_bfloat16;
 constexpr int kD = 128;  ///< head size
@@ -201,10 +200,8 @@ __global__ void __launch_bounds__(kThreads) attention(Attention<Bf16> p) {
   store_rows(p, acc_o, rows, first, i0 + warp * 16, lane);
 }
 
-}  // namespace
-
-void tensor_lazy(const Attention<Bf16>& p) {
+void run(const Attention<Bf16>& p) {
   launch(attention, {blocks_of(p.seqlen, kTileM), static_cast<unsigned>(p.batch)}, kThreads, kBytes, p);
 }
 
-}  // namespace ladder
+}  // namespace ladder::tensor_lazy

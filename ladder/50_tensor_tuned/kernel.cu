@@ -7,8 +7,7 @@
 #include "ladder/harness/ptx.cuh"
 #include "ladder/harness/warp.cuh"
 
-namespace ladder {
-namespace {
+namespace ladder::tensor_tuned {
 
 using Bf16 = __nv_bfloat16;
 constexpr int kD = 128;  ///< head size
@@ -221,13 +220,11 @@ __global__ void __launch_bounds__(kThreads, 2) attention(Attention<Bf16> p, int 
   }
 }
 
-}  // namespace
-
-void tensor_tuned(const Attention<Bf16>& p) {
+void run(const Attention<Bf16>& p) {
   const int tiles = p.batch * static_cast<int>(blocks_of(p.seqlen, kTileM));
   const int at_once =
       sm_count() * (shared_bytes_of_sm() >= 2 * (kBytes + 1024) ? 2 : 1);  // limited by shared memory
   launch(attention, {static_cast<unsigned>(tiles < at_once ? tiles : at_once)}, kThreads, kBytes, p, tiles);
 }
 
-}  // namespace ladder
+}  // namespace ladder::tensor_tuned

@@ -7,8 +7,7 @@
 #include "ladder/harness/ptx.cuh"
 #include "ladder/harness/warp.cuh"
 
-namespace ladder {
-namespace {
+namespace ladder::tensor_balanced {
 
 using Bf16 = __nv_bfloat16;
 constexpr int kD = 128;  ///< head size
@@ -230,13 +229,11 @@ __global__ void __launch_bounds__(kThreads, 2) attention(Attention<Bf16> p, Caus
   }
 }
 
-}  // namespace
-
-void tensor_balanced(const Attention<Bf16>& p) {
+void run(const Attention<Bf16>& p) {
   const int at_once =
       sm_count() * (shared_bytes_of_sm() >= 2 * (kBytes + 1024) ? 2 : 1);  // limited by shared memory
   const CausalOrder order = causal_order(p.batch, p.seqlen, kTileM, at_once);
   launch(attention, {static_cast<unsigned>(order.blocks)}, kThreads, kBytes, p, order);
 }
 
-}  // namespace ladder
+}  // namespace ladder::tensor_balanced

@@ -6,8 +6,7 @@
 #include "ladder/harness/online.cuh"
 #include "ladder/harness/ptx.cuh"
 
-namespace ladder {
-namespace {
+namespace ladder::hopper_specialised {
 
 using Bf16 = __nv_bfloat16;
 constexpr int kD = 128;                                           ///< head size
@@ -152,12 +151,10 @@ __global__ void __launch_bounds__(kThreads)
   store_rows(p, acc_o, rows, static_cast<int64_t>(sequence) * n, i0 + row + thread / 32 % 4 * 16, lane);
 }
 
-}  // namespace
-
-void hopper_specialised(const Attention<Bf16>& p) {
+void run(const Attention<Bf16>& p) {
   const auto map = [&](const Bf16* x) { return tensor_map(x, p.batch, p.seqlen, kD, kTileN); };
   launch(attention, {blocks_of(p.seqlen, kTileM), static_cast<unsigned>(p.batch)}, kThreads, kBytes,
          Maps{map(p.q), map(p.k), map(p.v)}, p);
 }
 
-}  // namespace ladder
+}  // namespace ladder::hopper_specialised

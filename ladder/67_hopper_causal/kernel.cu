@@ -6,8 +6,7 @@
 #include "ladder/harness/order.cuh"
 #include "ladder/harness/ptx.cuh"
 
-namespace ladder {
-namespace {
+namespace ladder::hopper_causal {
 
 using Bf16 = __nv_bfloat16;
 constexpr int kD = 128;                                           ///< head size
@@ -238,9 +237,7 @@ __global__ void __launch_bounds__(kThreads)
   if (lane == 0) ptx::tma_store_wait_read();  // shared memory must outlive the stores
 }
 
-}  // namespace
-
-void hopper_causal(const Attention<Bf16>& p) {
+void run(const Attention<Bf16>& p) {
   const auto map = [&](const Bf16* x, int box_rows) {
     return tensor_map(x, p.batch, p.seqlen, kD, box_rows);
   };
@@ -249,4 +246,4 @@ void hopper_causal(const Attention<Bf16>& p) {
          Maps{map(p.q, 64), map(p.k, kTileN), map(p.v, kTileN), map(p.o, 16)}, p, order);
 }
 
-}  // namespace ladder
+}  // namespace ladder::hopper_causal

@@ -3,8 +3,7 @@
 //   dQ = scale dS K     dK = scale dS^T Q           dV = P^T dO
 #include "ladder/harness/launch.cuh"
 
-namespace ladder {
-namespace {
+namespace ladder::backward_textbook {
 
 using Problem = AttentionGradient<__nv_bfloat16>;
 constexpr int kTile = 16;  ///< a block computes kTile x kTile elements of a product
@@ -89,10 +88,8 @@ __global__ void __launch_bounds__(kThreads)
   p.dv[(first + row) * d + c] = dv;
 }
 
-}  // namespace
-
 /// p.workspace: D (batch x seqlen), P and dS (batch x seqlen x seqlen each).
-void backward_textbook(const Problem& p) {
+void run(const Problem& p) {
   const int64_t rows = static_cast<int64_t>(p.batch) * p.seqlen;
   float *dots = p.workspace, *weights = dots + rows, *d_scores = weights + rows * p.seqlen;
   const unsigned tiles = blocks_of(p.seqlen, kTile), batch = static_cast<unsigned>(p.batch);
@@ -101,4 +98,4 @@ void backward_textbook(const Problem& p) {
   launch(gradients, {blocks_of(p.head_dim, kTile), tiles, batch}, kThreads, 0, p, weights, d_scores);
 }
 
-}  // namespace ladder
+}  // namespace ladder::backward_textbook

@@ -3,8 +3,7 @@
 // loops over the queries for dK and dV.
 #include "ladder/harness/launch.cuh"
 
-namespace ladder {
-namespace {
+namespace ladder::backward_recompute {
 
 using Problem = AttentionGradient<__nv_bfloat16>;
 constexpr int kTile = 32, kD = 64;  ///< rows of a tile; its columns, the largest head size
@@ -116,10 +115,8 @@ __global__ void __launch_bounds__(kThreads) key_gradients(Problem p, const float
   }
 }
 
-}  // namespace
-
 /// p.workspace: D, batch x seqlen.
-void backward_recompute(const Problem& p) {
+void run(const Problem& p) {
   const int64_t rows = static_cast<int64_t>(p.batch) * p.seqlen;
   const Grid grid = {blocks_of(p.seqlen, kTile), static_cast<unsigned>(p.batch)};
   launch(row_dots, {blocks_of(rows, kThreads)}, kThreads, 0, p, p.workspace);
@@ -127,4 +124,4 @@ void backward_recompute(const Problem& p) {
   launch(key_gradients, grid, kThreads, sizeof(Shared), p, p.workspace);
 }
 
-}  // namespace ladder
+}  // namespace ladder::backward_recompute

@@ -2,8 +2,7 @@
 // part of dQ is added to memory atomically, because the blocks of all keys add to the same rows.
 #include "ladder/harness/launch.cuh"
 
-namespace ladder {
-namespace {
+namespace ladder::backward_atomics {
 
 using Problem = AttentionGradient<__nv_bfloat16>;
 constexpr int kTile = 32, kD = 64;  ///< rows of a tile; its columns, the largest head size
@@ -96,10 +95,8 @@ __global__ void __launch_bounds__(kThreads) gradients(Problem p, const float* do
   }
 }
 
-}  // namespace
-
 /// p.workspace: D, batch x seqlen.
-void backward_atomics(const Problem& p) {
+void run(const Problem& p) {
   const int64_t rows = static_cast<int64_t>(p.batch) * p.seqlen;
   const Grid grid = {blocks_of(p.seqlen, kTile), static_cast<unsigned>(p.batch)};
   launch(row_dots, {blocks_of(rows, kThreads)}, kThreads, 0, p, p.workspace);
@@ -107,4 +104,4 @@ void backward_atomics(const Problem& p) {
   launch(gradients, grid, kThreads, sizeof(Shared), p, p.workspace);
 }
 
-}  // namespace ladder
+}  // namespace ladder::backward_atomics

@@ -5,8 +5,7 @@
 #include "ladder/harness/ptx.cuh"
 #include "ladder/harness/warp.cuh"
 
-namespace ladder {
-namespace {
+namespace ladder::backward_tensor {
 
 using Bf16 = __nv_bfloat16;
 using Problem = AttentionGradient<Bf16>;
@@ -171,10 +170,8 @@ __global__ void __launch_bounds__(kThreads) gradients(Problem p, const float* do
   put_rows<false>(p.dv + first * kD, dv, j0 + own, n, 1.0f, lane);
 }
 
-}  // namespace
-
 /// p.workspace: D, batch x seqlen.
-void backward_tensor(const Problem& p) {
+void run(const Problem& p) {
   const int64_t rows = static_cast<int64_t>(p.batch) * p.seqlen;
   launch(row_dots, {static_cast<unsigned>(rows)}, 32, 0, p, p.workspace);
   fill_zero(p.dq, static_cast<size_t>(rows * kD));
@@ -182,4 +179,4 @@ void backward_tensor(const Problem& p) {
          p.workspace);
 }
 
-}  // namespace ladder
+}  // namespace ladder::backward_tensor

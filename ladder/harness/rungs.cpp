@@ -7,6 +7,7 @@ struct __nv_bfloat16;  // CUDA's type, which only kernels use
 
 namespace ladder {
 
+using AttentionF32 = Attention<float>;
 using AttentionBf16 = Attention<__nv_bfloat16>;
 using GradientBf16 = AttentionGradient<__nv_bfloat16>;
 
@@ -17,63 +18,68 @@ void cpu_online(const Attention<float>&);
 void cpu_vector(const Attention<float>&);
 void cpu_threads(const Attention<float>&);
 void cpu_packed(const Attention<float>&);
-void matmul_naive(const Matmul&);
-void matmul_coalesced(const Matmul&);
-void matmul_shared(const Matmul&);
-void matmul_transposed(const Matmul&);
-void matmul_registers(const Matmul&);
-void matmul_tensor(const Matmul&);
-void softmax_thread(const Softmax&);
-void softmax_block(const Softmax&);
-void softmax_warp(const Softmax&);
-void softmax_registers(const Softmax&);
-void attention_three_kernels(const Attention<float>&);
-void attention_flash1(const Attention<float>&);
-void attention_flash2(const Attention<float>&);
-void side_cute(const Attention<float>&);
-void tensor_mma(const AttentionBf16&);
-void tensor_ldmatrix(const AttentionBf16&);
-void tensor_swizzle(const AttentionBf16&);
-void tensor_cp_async(const AttentionBf16&);
-void tensor_prefetch(const AttentionBf16&);
-void tensor_fragments(const AttentionBf16&);
-void tensor_exponent(const AttentionBf16&);
-void tensor_lazy(const AttentionBf16&);
-void tensor_tiles(const AttentionBf16&);
-void tensor_persistent(const AttentionBf16&);
-void tensor_tuned(const AttentionBf16&);
-void tensor_causal(const AttentionBf16&);
-void tensor_balanced(const AttentionBf16&);
-void hopper_tma(const AttentionBf16&);
-void hopper_wgmma(const AttentionBf16&);
-void hopper_specialised(const AttentionBf16&);
-void hopper_pingpong(const AttentionBf16&);
-void hopper_overlap(const AttentionBf16&);
-void hopper_persistent(const AttentionBf16&);
-void hopper_queued(const AttentionBf16&);
-void hopper_causal(const AttentionBf16&);
-void backward_textbook(const GradientBf16&);
-void backward_recompute(const GradientBf16&);
-void backward_atomics(const GradientBf16&);
-void backward_tensor(const GradientBf16&);
+// Those of GPUs in a namespace each, so that a file may join several.
+#define RUN(Problem, rung)  \
+  namespace rung {          \
+  void run(const Problem&); \
+  }
+RUN(Matmul, matmul_naive)
+RUN(Matmul, matmul_coalesced)
+RUN(Matmul, matmul_shared)
+RUN(Matmul, matmul_transposed)
+RUN(Matmul, matmul_registers)
+RUN(Matmul, matmul_tensor)
+RUN(Softmax, softmax_thread)
+RUN(Softmax, softmax_block)
+RUN(Softmax, softmax_warp)
+RUN(Softmax, softmax_registers)
+RUN(AttentionF32, attention_three_kernels)
+RUN(AttentionF32, attention_flash1)
+RUN(AttentionF32, attention_flash2)
+RUN(AttentionF32, side_cute)
+RUN(AttentionBf16, tensor_mma)
+RUN(AttentionBf16, tensor_ldmatrix)
+RUN(AttentionBf16, tensor_swizzle)
+RUN(AttentionBf16, tensor_cp_async)
+RUN(AttentionBf16, tensor_prefetch)
+RUN(AttentionBf16, tensor_fragments)
+RUN(AttentionBf16, tensor_exponent)
+RUN(AttentionBf16, tensor_lazy)
+RUN(AttentionBf16, tensor_tiles)
+RUN(AttentionBf16, tensor_persistent)
+RUN(AttentionBf16, tensor_tuned)
+RUN(AttentionBf16, tensor_causal)
+RUN(AttentionBf16, tensor_balanced)
+RUN(AttentionBf16, hopper_tma)
+RUN(AttentionBf16, hopper_wgmma)
+RUN(AttentionBf16, hopper_specialised)
+RUN(AttentionBf16, hopper_pingpong)
+RUN(AttentionBf16, hopper_overlap)
+RUN(AttentionBf16, hopper_persistent)
+RUN(AttentionBf16, hopper_queued)
+RUN(AttentionBf16, hopper_causal)
+RUN(GradientBf16, backward_textbook)
+RUN(GradientBf16, backward_recompute)
+RUN(GradientBf16, backward_atomics)
+RUN(GradientBf16, backward_tensor)
 
 // Every build lists the rungs of GPUs; a build without CUDA has no code for them.
 #ifdef LADDER_CUDA
-#define GPU(Problem, kRun) with<Problem, kRun>
+#define GPU(Problem, rung) with<Problem, rung::run>
 #else
-#define GPU(Problem, kRun) nullptr
+#define GPU(Problem, rung) nullptr
 #endif
 // sm_90a: a build for other chips has no code for them.
 #ifdef LADDER_HOPPER
-#define HOPPER(kRun) with<AttentionBf16, kRun>
+#define HOPPER(rung) with<AttentionBf16, rung::run>
 #else
-#define HOPPER(kRun) nullptr
+#define HOPPER(rung) nullptr
 #endif
 // Built where CuTe's headers were found.
 #ifdef LADDER_CUTE
-#define CUTE(kRun) with<AttentionF32, kRun>
+#define CUTE(rung) with<AttentionF32, rung::run>
 #else
-#define CUTE(kRun) nullptr
+#define CUTE(rung) nullptr
 #endif
 
 namespace {
@@ -82,8 +88,6 @@ template <class P, void (*kRun)(const P&)>
 void with(const Task& task) {
   kRun(P(task));
 }
-using AttentionF32 = Attention<float>;
-
 size_t floats(double count) {
   return static_cast<size_t>(count);
 }
