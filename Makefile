@@ -171,13 +171,9 @@ part-threads:
 	$(call ctest,tsan) --tests-regex '$(CHECKS)'
 	$(call ctest,tsan) --tests-regex '^threads$$'
 
-# sm_90 is in part-build of rotation 3. The others are two and two, in rotations that have room for them.
-CHIPS_OF_1 := 75;80
-CHIPS_OF_2 := 86;89
-CHIPS_OF_4 := 86;89
-CHIPS_OF_5 := 75;80
+# sm_90 is in part-build of rotation 3.
 part-chips:
-	cmake --preset chips -DFOVEA_CUDA_ARCHITECTURES="$(or $(CHIPS_OF_$(ROTATION)),75;80;86;89)" $(CMAKE_FLAGS)
+	cmake --preset chips -DFOVEA_CUDA_ARCHITECTURES="75;80;86;89" $(CMAKE_FLAGS)
 	cmake --build build/chips --parallel $(JOBS) --target device_code
 
 test-llama: setup ## the ggml backend in an unchanged llama.cpp: ggml's own tests of attention (77 MB from PyPI, a quarter of an hour)
