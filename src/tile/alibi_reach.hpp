@@ -50,7 +50,9 @@ constexpr bool sees_own_position(const SequenceSpan& s) {
 constexpr KvBlocks blocks_within(KvBlocks blocks, int begin, unsigned end, int tile) {
   const auto clamp = [](int x, int low, int high) { return x < low ? low : x > high ? high : x; };
   const int first = clamp(begin < 0 ? 0 : begin / tile, blocks.begin, blocks.end),
-            last = clamp(static_cast<int>((end + tile - 1) / tile), first, blocks.end);
+            last =
+                clamp(static_cast<int>((end + static_cast<unsigned>(tile) - 1) / static_cast<unsigned>(tile)),
+                      first, blocks.end);
   const int full_begin = clamp(blocks.full_begin, first, last),
             full_end = clamp(blocks.full_end, first, last);
   if (full_begin >= full_end) return {first, first, first, last};
