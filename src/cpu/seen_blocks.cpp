@@ -113,9 +113,9 @@ std::optional<Range> SeenBlocks::Tensors::range(size_t tensor, std::span<const I
   Range range = any_element(t.dtype);
   range.invalid = outside;
   if (count > kMostElements) return range;
-  constexpr double kInfinity = std::numeric_limits<double>::infinity();
+  constexpr double kHighest = std::numeric_limits<double>::infinity();
   range.integer = {std::numeric_limits<int64_t>::max(), std::numeric_limits<int64_t>::min()};
-  range.number = {kInfinity, -kInfinity, false};
+  range.number = {kHighest, -kHighest, false};
   if (count > 0) scan(buffers_.of(named), t, {inside.data(), index.size()}, range);
   return range;
 }

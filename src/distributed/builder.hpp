@@ -12,8 +12,6 @@
 
 namespace fovea::distributed {
 
-inline constexpr fovea_dtype kFloat32{FOVEA_CODE_FLOAT, 32, 1};
-
 constexpr bool same_type(const fovea_dtype& a, const fovea_dtype& b) {
   return a.code == b.code && a.bits == b.bits;
 }

@@ -10,8 +10,6 @@
 namespace fovea::distributed {
 namespace {
 
-constexpr fovea_dtype kInt32{FOVEA_CODE_INT, 32, 1}, kInt64{FOVEA_CODE_INT, 64, 1};
-
 /// A call as its plan is told of it.
 class Description {
  public:

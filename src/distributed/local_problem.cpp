@@ -183,8 +183,6 @@ class TensorReader {
   bool packed_;
 };
 
-constexpr fovea_dtype kFloat32{FOVEA_CODE_FLOAT, 32, 1}, kInt64{FOVEA_CODE_INT, 64, 1};
-
 fovea_dtype type_of_q(const fovea_tensor& q) {
   const fovea_dtype t = q.dtype;
   const bool known = (t.code == FOVEA_CODE_FLOAT && (t.bits == 32 || t.bits == 16)) ||

@@ -12,6 +12,9 @@
 
 namespace fovea::distributed {
 
+inline constexpr fovea_dtype kFloat32{FOVEA_CODE_FLOAT, 32, 1}, kInt32{FOVEA_CODE_INT, 32, 1},
+    kInt64{FOVEA_CODE_INT, 64, 1};
+
 struct Terms;
 
 /// The caller's tensors that a distributed problem knows.

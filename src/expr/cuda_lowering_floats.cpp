@@ -12,10 +12,8 @@
 namespace fovea::expr {
 namespace {
 
-constexpr int64_t kExact = int64_t{1} << 24;
-
 bool is_exact(const IntRange& range) {
-  return range.lowest >= -kExact && range.highest <= kExact;
+  return range.lowest >= -kExactInFloat32 && range.highest <= kExactInFloat32;
 }
 
 /// Never NaN, and never -0.0: nothing here negates.
@@ -60,8 +58,8 @@ StepId CudaLowering::exact_sum(const Sum& sum) {
     if (!of || !is_exact(*of) || !is_exact({factor, factor})) return kNoStep;
     magnitude += std::max(-of->lowest, of->highest);
   }
-  if (magnitude > kExact || !is_exact({sum.constant, sum.constant}) ||
-      magnitude + std::abs(sum.constant) > kExact)
+  if (magnitude > kExactInFloat32 || !is_exact({sum.constant, sum.constant}) ||
+      magnitude + std::abs(sum.constant) > kExactInFloat32)
     return kNoStep;
 
   const SumParts parts = ints_.parts(sum);
@@ -97,18 +95,19 @@ StepId CudaLowering::biased_difference(const SumParts& parts) {
     const StepId whole = ints_.total(negated ? IntSteps::scaled(part, -1) : part);
     const IntRange range = steps_[whole].range.integer;
     if (range.lowest < -kMost || range.highest > kMost) return kNoStep;
-    return steps_.add(Kind::kFloat, "__int_as_float(%0 + 0x4b400000)", {whole}, as_number({0, kExact}));
+    return steps_.add(Kind::kFloat, "__int_as_float(%0 + 0x4b400000)", {whole},
+                      as_number({0, kExactInFloat32}));
   };
   const StepId base = biased(parts.base, negative), key = biased(parts.key, !negative);
   if (base == kNoStep || key == kNoStep) return kNoStep;
   return steps_.add(Kind::kFloat, "%0 - %1", {negative ? key : base, negative ? base : key},
-                    as_number({-kExact, kExact}));
+                    as_number({-kExactInFloat32, kExactInFloat32}));
 }
 
 /// What is added stands before what is subtracted.
 StepId CudaLowering::exact_total(StepId result, std::vector<std::pair<StepId, double>> terms) {
   std::stable_partition(terms.begin(), terms.end(), [](const auto& term) { return term.second > 0; });
-  const Range bound = as_number({-kExact, kExact});
+  const Range bound = as_number({-kExactInFloat32, kExactInFloat32});
   for (const auto& [term, factor] : terms) {
     const double times = std::abs(factor);
     const StepId x =

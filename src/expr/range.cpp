@@ -187,9 +187,8 @@ bool contains_zero(const FloatRange& a) {
 }
 
 FloatRange from_ints(const IntRange& a) {
-  constexpr int64_t kExact = int64_t{1} << 24;  // float32 has every int up to here
   const auto low = static_cast<double>(a.lowest), high = static_cast<double>(a.highest);
-  if (a.lowest >= -kExact && a.highest <= kExact) return {low, high, false};
+  if (a.lowest >= -kExactInFloat32 && a.highest <= kExactInFloat32) return {low, high, false};
   return rounded(low, high, false);
 }
 

@@ -12,6 +12,9 @@
 
 namespace fovea::expr {
 
+/// float32 has every int up to here.
+inline constexpr int64_t kExactInFloat32 = int64_t{1} << 24;
+
 /// Relative to the result: 8 units of float32, above the errors of exp, log, tanh and sqrt of the backends.
 inline constexpr double kRounding = 0x1p-20;
 

@@ -12,10 +12,6 @@
 namespace fovea::plan {
 namespace {
 
-std::string whole(int64_t x) {
-  return std::to_string(x);
-}
-
 void check_pages(const AttentionProblem& p, const int32_t* row, int64_t batch, tile::Range rows) {
   const int64_t end = (rows.end + p.cache_rows - 1) / p.cache_rows;
   for (int64_t n = rows.begin / p.cache_rows; n < end; ++n) {

@@ -116,7 +116,7 @@ void choose(Plan& plan, const AttentionProblem& arguments, const char* named, co
 }
 
 /// A tensor that came with data must lie where it says: validation reads some of those that say CPU.
-void check_memory(const std::string& name, const TensorDesc& t) {
+void check_places(const std::string& name, const TensorDesc& t) {
   if (!t.present || t.data == nullptr || !has_elements(t)) return;
   const cuda::Memory memory = cuda::memory_of(t.data);
   const bool elsewhere = t.device == DeviceType::kCpu
@@ -128,12 +128,12 @@ void check_memory(const std::string& name, const TensorDesc& t) {
                 "memory of " + device_text(t.device, t.device_id) + ", as the tensor says",
                 "set its device, or copy it");
 }
-void check_memory(const ProblemDescription& description) {
+void check_places(const ProblemDescription& description) {
   if (!cuda::can_tell_memory()) return;
-  for (size_t i = 0; i < kRoleCount; ++i) check_memory(name_of(static_cast<Role>(i)), description.tensors[i]);
+  for (size_t i = 0; i < kRoleCount; ++i) check_places(name_of(static_cast<Role>(i)), description.tensors[i]);
   for (const NamedTensor& named : description.named) {
-    check_memory("named." + named.name, named.tensor);
-    check_memory("named." + named.name + ".gradient", named.gradient);
+    check_places("named." + named.name, named.tensor);
+    check_places("named." + named.name + ".gradient", named.gradient);
   }
 }
 
@@ -234,7 +234,7 @@ double count_flops(const AttentionProblem& p, const Buffers& buffers) {
 
 Plan make_plan(const ProblemDescription& description, const PlanOptions& options) {
   check_options(description, options);
-  check_memory(description);
+  check_places(description);
   Plan plan;
   plan.problem = validate(description);
   plan.problem.arriving_keys = options.arriving_keys;
@@ -252,7 +252,7 @@ Plan make_plan(const ProblemDescription& description, const PlanOptions& options
 std::vector<cuda::AheadKernel> compile_ahead(const ProblemDescription& description,
                                              const PlanOptions& options, cuda::AheadRequest request) {
   check_options(description, options);
-  check_memory(description);
+  check_places(description);
   AttentionProblem valid = validate(description);
   const Buffers known = take_data(valid);
   const AttentionProblem problem = with_arguments(valid);

@@ -17,6 +17,10 @@ std::string shape_text(const TensorDesc& t);
 std::string strides_text(const TensorDesc& t);
 /// Shortest text that reads back as `x`; "nan", "inf".
 std::string number_text(double x);
+/// The digits of `x`.
+inline std::string whole(int64_t x) {
+  return std::to_string(x);
+}
 /// "cpu" or "cuda:1".
 std::string device_text(DeviceType type, int id);
 

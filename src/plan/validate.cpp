@@ -17,10 +17,6 @@
 namespace fovea::plan {
 namespace {
 
-std::string whole(int64_t x) {
-  return std::to_string(x);
-}
-
 void check_starts(Role role, const int32_t* starts, int64_t batch, int64_t total, int64_t longest) {
   if (starts[0] != 0) {
     throw_invalid(name_of(role), "first element " + whole(starts[0]), "0",

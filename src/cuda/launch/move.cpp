@@ -46,10 +46,10 @@ bool starts_at_vectors(const Box& box) {
 }
 
 /// Collects boxes, and launches when there is no room for more.
-class Launches {
+class BoxLaunches {
  public:
-  Launches(DType from, DType to, bool add, bool copies_vectors, const LoadedKernel& code, CUstream stream,
-           int64_t most_ctas)
+  BoxLaunches(DType from, DType to, bool add, bool copies_vectors, const LoadedKernel& code, CUstream stream,
+              int64_t most_ctas)
       : code_(code), stream_(stream), most_ctas_(most_ctas) {
     args_.from = from;
     args_.to = to;
@@ -121,7 +121,7 @@ void move(std::span<const Box> boxes, DType from, DType to, bool add, int device
   const ContextScope scope(primary_context(device));
   const LoadedKernel& code = usable(move_kernel(), device);
   const auto on = static_cast<CUstream>(stream);
-  Launches vectors(DType::kF16, DType::kF16, false, true, code, on, most_ctas),
+  BoxLaunches vectors(DType::kF16, DType::kF16, false, true, code, on, most_ctas),
       elements(from, to, add, false, code, on, most_ctas);
   for (const Box& given : boxes) {
     const Box box = with_long_runs(given, size_of(from), size_of(to));
