@@ -173,22 +173,13 @@ struct BwdTf32Cta {
   }
   /// Computes the gradients of `broken` rows once more, pair by pair.
   __device__ __forceinline__ void write_exact_rows(uint32_t (&broken)[kMTiles][2]) const {
-#pragma unroll
-    for (int mt = 0; mt < kMTiles; ++mt) {
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-#pragma unroll 1
-        while (broken[mt][half] != 0) {
-          const int r = (__ffs(static_cast<int>(broken[mt][half])) - 1) / 4;
-          broken[mt][half] &= ~(15u << (4 * r));
-          const int row = place.first + warp * kWarpM + mt * 16 + half * 8 + r;
-          ExactGradient<kByKeys, kDim> exact;
-          exact.sum(args, place, row);
-          exact.write(exact.of_qk, output(view_qk(), row), p.head_dim, p.scale);
-          if constexpr (kByKeys) exact.write(exact.of_v, output(p.dv, row), p.head_dim_v, 1.0f);
-        }
-      }
-    }
+    for_each_broken_row(broken, [&](int row_of_warp) {
+      const int row = place.first + warp * kWarpM + row_of_warp;
+      ExactGradient<kByKeys, kDim> exact;
+      exact.sum(args, place, row);
+      exact.write(exact.of_qk, output(view_qk(), row), p.head_dim, p.scale);
+      if constexpr (kByKeys) exact.write(exact.of_v, output(p.dv, row), p.head_dim_v, 1.0f);
+    });
   }
 };
 

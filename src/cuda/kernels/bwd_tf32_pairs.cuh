@@ -8,6 +8,7 @@
 #include "cuda/kernels/args.hpp"
 #include "cuda/ptx/special.cuh"
 #include "cuda/warp/dropout.cuh"
+#include "cuda/warp/exact_row.cuh"
 #include "cuda/warp/score_row.cuh"
 #include "tile/kv_blocks.hpp"
 #include "tile/log2.hpp"
@@ -126,11 +127,7 @@ struct ExactGradient {
         float dot = 0, dp = 0;
         for (int c = lane; c < p.head_dim; c += 32) dot = fmaf(q[c], k[c], dot);
         for (int c = lane; c < p.head_dim_v; c += 32) dp = fmaf(d_o[c], v[c], dp);
-#pragma unroll
-        for (int distance = 16; distance > 0; distance /= 2) {
-          dot += __shfl_xor_sync(0xffffffffu, dot, distance);
-          dp += __shfl_xor_sync(0xffffffffu, dp, distance);
-        }
+        dot = rolled_sum_over_warp(dot), dp = rolled_sum_over_warp(dp);
         const BwdTf32Pair pair = query.gradient_of_pair(j, dot, dp, lse_log2, args.delta[statistics + i]);
 #pragma unroll
         for (int n = 0; n < kPerLane; ++n) {

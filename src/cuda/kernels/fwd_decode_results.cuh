@@ -82,7 +82,7 @@ struct FwdDecodeResults {
   __device__ __forceinline__ void write_row(const FwdWorkTile& work, const tile::KvBlocks& pieces, int row,
                                             const MergedRow& merged) const {
     if (__any_sync(kWholeWarp, !merged.is_finite())) {
-      write_exact_row<T, kConfig.head_dim_v, Key>(f, work, tile::Dropout(), row, 0, f.p.head_dim_v,
+      write_exact_row<T, kConfig.head_dim_v, Key>(f, work, NoDropout{}, row, 0, f.p.head_dim_v,
                                                   pieces.begin * kConfig.unit_keys(),
                                                   pieces.end * kConfig.unit_keys());
       return;

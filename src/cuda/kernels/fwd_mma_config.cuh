@@ -62,9 +62,6 @@ constexpr Grid fwd_mma_grid(const ForwardArgs& args, const FwdMmaConfig& config)
           sections * args.num_splits * slices};
 }
 
-/// In the place of a dropout that is nobody's, or in registers.
-struct NoDropout {};
-
 /// The work of a CTA: its rows, its columns of V and O, and the blocks of keys that it walks over.
 template <FwdMmaConfig kConfig>
 struct FwdMmaWorkTile : FwdWorkTile {

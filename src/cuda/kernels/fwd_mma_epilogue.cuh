@@ -75,8 +75,15 @@ struct FwdMmaEpilogue {
     for (int r = 0; r < kWarpM; ++r) {
       const int row = warp_row() + r;
       if (row >= work.end_row) break;
-      write_exact_row<T, kDimV>(args, work, dropout, row, work.first_column, columns(), work.n_begin * kTileN,
-                                work.n_end * kTileN);
+      const auto write = [&](const auto& kept) {
+        write_exact_row<T, kDimV>(args, work, kept, row, work.first_column, columns(), work.n_begin * kTileN,
+                                  work.n_end * kTileN);
+      };
+      if constexpr (kConfig.general || kConfig.dropout) {
+        write(dropout);
+      } else {
+        write(NoDropout{});
+      }
     }
   }
 

@@ -183,20 +183,11 @@ struct FwdTf32Cta {
 
   /// Computes the `broken` rows again, without tensor cores.
   __device__ __forceinline__ void write_exact_rows(uint32_t (&broken)[kMTiles][2]) const {
-#pragma unroll
-    for (int mt = 0; mt < kMTiles; ++mt) {
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-#pragma unroll 1
-        while (broken[mt][half] != 0) {
-          const int r = (__ffs(static_cast<int>(broken[mt][half])) - 1) / 4;
-          broken[mt][half] &= ~(15u << (4 * r));
-          const int row = place.work.first_row + warp * kWarpM + mt * 16 + half * 8 + r;
-          write_exact_row<float, kDim>(args, place.work, tile::dropout_of(p), row, 0, p.head_dim_v,
-                                       place.n_begin * kTileN, place.n_end * kTileN);
-        }
-      }
-    }
+    for_each_broken_row(broken, [&](int row_of_warp) {
+      write_exact_row<float, kDim>(args, place.work, tile::dropout_of(p),
+                                   place.work.first_row + warp * kWarpM + row_of_warp, 0, p.head_dim_v,
+                                   place.n_begin * kTileN, place.n_end * kTileN);
+    });
   }
 
  private:

@@ -145,13 +145,25 @@ __device__ __forceinline__ float descale_of_products(const tile::AttentionParams
 /// In the place of ArrivingKeysView in kernels that know no keys in rows of their own.
 struct NoArrivingKeys {};
 
+/// In the place of a tile::Dropout: in kernels without dropout, or where it is kept elsewhere.
+struct NoDropout {};
+__device__ __forceinline__ KeepsAll kept_of_row(const NoDropout&, const tile::AttentionParams&, int,
+                                                QueryRow) {
+  return {};
+}
+__device__ __forceinline__ DropoutRow kept_of_row(const tile::Dropout& dropout,
+                                                  const tile::AttentionParams& p, int batch, QueryRow r) {
+  return {dropout, p, batch, r.head, r.query};
+}
+
 /// Computes a row again without matrix products and writes it: columns [first_column, first_column + columns)
 /// of O, and lse with first_column = 0. Keys are those of [key_begin, key_end) that the row sees. The whole
-/// warp calls it. Key: the element of k and v. kQv: whether the kernel multiplies qv, where there is one.
+/// warp calls it. `dropout`: a tile::Dropout, or NoDropout. Key: the element of k and v. kQv: whether the kernel multiplies qv, where there is one.
 /// `arriving`: an ArrivingKeysView, whose rows hold the first keys.
-template <class T, int kColumns, class Key = T, bool kQv = false, class Arriving = NoArrivingKeys>
+template <class T, int kColumns, class Key = T, bool kQv = false, class Arriving = NoArrivingKeys,
+          class Dropout>
 __device__ __forceinline__ void write_exact_row(const ForwardArgs& f, const FwdWorkTile& work,
-                                                const tile::Dropout& dropout, int row, int first_column,
+                                                const Dropout& dropout, int row, int first_column,
                                                 int columns, int key_begin, int key_end,
                                                 const Arriving& arriving = {}) {
   static_assert(!kQv || sizeof(Key) != 1, "products with factors of their own are not added up");
@@ -175,7 +187,7 @@ __device__ __forceinline__ void write_exact_row(const ForwardArgs& f, const FwdW
   const auto add_keys = [&](const auto& q, const auto& more, const tile::RowsView& k, const tile::RowsView& v,
                             int begin, int end) {
     exact.template add<T, Key>(p, ScoreRow<T>(p, work.span, work.batch, r.head, r.query),
-                               DropoutRow(dropout, p, work.batch, r.head, r.query), q, rows_of(k, 0),
+                               kept_of_row(dropout, p, work.batch, r), q, rows_of(k, 0),
                                rows_of(v, first_column), columns,
                                used ? tile::keys_of(p, work.span, r.query) : tile::Span32{}, begin, end,
                                product_scale, value_scale, more);
@@ -204,15 +216,17 @@ __device__ __forceinline__ void write_exact_row(const ForwardArgs& f, const FwdW
   const float base = exact.maximum == -INFINITY ? 0.0f : exact.maximum * tile::kLog2e;
   const float factor = finish_row(f, work, r, base, exact.sum, lane == 0 && first_column == 0);
   if (!used && writes_part(f, work)) return;
+  const auto store = [&](auto* to) {
 #pragma unroll
-  for (int c32 = 0; c32 < ExactRow<kColumns>::kPerLane; ++c32) {
-    const int c = lane + 32 * c32;
-    if (c >= columns) break;
-    if (sizeof(T) == 4 || stores_f32(f, work)) {
-      f32_row(f, work, r)[first_column + c] = exact.o[c32] * factor;
-    } else {
-      o_row<T>(f, work, r)[first_column + c] = static_cast<T>(exact.o[c32] * factor);
+    for (int n = 0; n < ExactRow<kColumns>::kPerLane; ++n) {
+      const int c = lane + 32 * n;
+      if (c < columns) to[c] = static_cast<std::remove_pointer_t<decltype(to)>>(exact.o[n] * factor);
     }
+  };
+  if (sizeof(T) == 4 || stores_f32(f, work)) {
+    store(f32_row(f, work, r) + first_column);
+  } else {
+    store(o_row<T>(f, work, r) + first_column);
   }
 }
 

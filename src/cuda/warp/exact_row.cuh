@@ -6,6 +6,7 @@
 
 #include <cmath>
 #include <cstdint>
+#include <type_traits>
 
 #include "cuda/warp/dropout.cuh"
 #include "cuda/warp/score_row.cuh"
@@ -27,11 +28,25 @@ struct ProductsWithValues {
   __device__ __forceinline__ float operator()(int key, float product) const {
     if (query == nullptr) return product;
     const T* const value = reinterpret_cast<const T*>(values.row(key));
+#pragma unroll 1
     for (int c = static_cast<int>(threadIdx.x) % 32; c < columns; c += 32)
       product = fmaf(to_float(query[c]), to_float(value[c]), product);
     return product;
   }
 };
+
+/// In the place of a DropoutRow, in kernels without dropout.
+struct KeepsAll {
+  __device__ __forceinline__ float factor(int) const { return 1.0f; }
+};
+
+/// The sum of x over the warp. Kernels have rows that are not finite beside those that are, so loops stay loops: their code is what
+/// the compiler takes longest for otherwise.
+__device__ __forceinline__ float rolled_sum_over_warp(float x) {
+#pragma unroll 1
+  for (int distance = 16; distance > 0; distance /= 2) x += __shfl_xor_sync(0xffffffffu, x, distance);
+  return x;
+}
 
 /// The state of a row, spread over the lanes: lane l holds columns l, l + 32, ... of a slice of o.
 template <int kColumns>
@@ -41,10 +56,11 @@ struct ExactRow {
   float maximum = -INFINITY, sum = 0;  ///< of scores in natural units, and of weights; the same in all lanes
 
   /// Adds keys [begin, end) of the sequence, of which the row sees those in `seen`. `q` points to the row's first
-  /// element, or is an AnyQuery. The whole warp takes part. Keys and values are T, or E4M3 with factors. `more`: see NoMoreProducts.
-  template <class T, class Key = T, class More = NoMoreProducts, class Query = const T*>
+  /// element, or is an AnyQuery. The whole warp takes part. Keys and values are T, or E4M3 with factors. `kept`: a DropoutRow, or KeepsAll.
+  /// `more`: see NoMoreProducts.
+  template <class T, class Key = T, class Kept, class More = NoMoreProducts, class Query = const T*>
   __device__ __forceinline__ void add(const tile::AttentionParams& p, const ScoreRow<T>& scores,
-                                      const DropoutRow& kept, const Query& q, const tile::KeyRows& k,
+                                      const Kept& kept, const Query& q, const tile::KeyRows& k,
                                       const tile::KeyRows& v, int columns, tile::Span32 seen, int begin,
                                       int end, float product_scale = 1, float value_scale = 1,
                                       const More& more = {}) {
@@ -53,10 +69,9 @@ struct ExactRow {
       if (!scores.sees(j)) continue;
       float dot = 0;
       const Key* const key = reinterpret_cast<const Key*>(k.row(j));
+#pragma unroll 1
       for (int c = lane; c < p.head_dim; c += 32) dot = fmaf(to_float(q[c]), to_float(key[c]), dot);
-      dot = more(j, dot);
-#pragma unroll
-      for (int distance = 16; distance > 0; distance /= 2) dot += __shfl_xor_sync(0xffffffffu, dot, distance);
+      dot = rolled_sum_over_warp(more(j, dot));
       if constexpr (sizeof(Key) == 1) dot *= product_scale;
       const float score = scores.score(dot, j);
       if (score == -INFINITY) continue;
@@ -65,7 +80,7 @@ struct ExactRow {
       float weight = expf(score - now);
       maximum = now;
       sum = sum * rescale + weight;
-      if (p.dropout_threshold != 0) weight *= kept.factor(j);
+      if (std::is_same_v<Kept, DropoutRow> && p.dropout_threshold != 0) weight *= kept.factor(j);
       const Key* const value = reinterpret_cast<const Key*>(v.row(j));
 #pragma unroll
       for (int n = 0; n < kPerLane; ++n) {

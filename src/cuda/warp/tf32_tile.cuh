@@ -83,4 +83,24 @@ struct Tf32DownRows {
   }
 };
 
+/// Calls visit(row of the warp) for the rows of `broken`, whose words are the same in all lanes: bits 4 g to 4 g + 3 of broken[mt][half] are
+/// those of row mt * 16 + half * 8 + g. There is one copy of what it does, for all tiles. `broken` is 0 afterwards.
+template <int kMTiles, class Visit>
+__device__ __forceinline__ void for_each_broken_row(uint32_t (&broken)[kMTiles][2], const Visit& visit) {
+#pragma unroll 1
+  for (;;) {
+    int row = -1;
+#pragma unroll
+    for (int i = 0; i < 2 * kMTiles; ++i) {
+      uint32_t& rows = broken[i / 2][i % 2];
+      if (row >= 0 || rows == 0) continue;
+      const int g = (__ffs(static_cast<int>(rows)) - 1) / 4;
+      rows &= ~(15u << (4 * g));
+      row = i * 8 + g;
+    }
+    if (row < 0) return;
+    visit(row);
+  }
+}
+
 }  // namespace fovea::cuda
