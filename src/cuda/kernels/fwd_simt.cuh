@@ -200,7 +200,9 @@ struct FwdSimt {
     SimtRows rows = {keys.data, 0, view.row, columns, vector};
     if (sizeof(Key) == 1) rows.scale = descale.at(batch, head_kv());
     const int count = span.used_k - key0 - first;
-    if (!keys.paged())
+    // Rows without pages have a loop of their own: with one for both, places of rows took a sixth of the time. Not so of elements of 8
+    // bits, whose loop is the conversions.
+    if (sizeof(Key) != 1 && !keys.paged())
       return Tile::template load_rows<Key, kCount, kWidth, kStride>(to, rows, key0 + first, count, column);
     return Tile::template load<Key, kCount, kWidth, kStride>(to, rows, count, column, [&](int r) {
       return keys.offset(key0 + first + r) / static_cast<int>(sizeof(Key));
@@ -377,55 +379,67 @@ struct FwdSimt {
     }
   }
 
+  /// Writes O and lse. A lane ends each of the 2 kRowsOf rows of its warp, so that there is one copy of that code for all of them.
   __device__ __forceinline__ void finish(const float (&row_sum)[kRowsOf], const Output& out) {
-    const bool parts = args.num_splits > 1;
-    const bool vector = parts ? p.head_dim_v % 4 == 0 : (p.aligned16 & tile::kAlignedO) != 0;
 #pragma unroll
     for (int r = 0; r < kRowsOf; ++r) {
-      const int row = row0 + Tile::row_of(r);
-      float sum = Tile::over_row(row_sum[r], [](float x, float y) { return x + y; });
-      if (row >= rows_end()) continue;
-      const int i = query_of(row), h = head_of(row);
-
-      float largest = s.row_max[Tile::row_of(r)], factor = 1, lse;
-      if (sum == 0) {  // no key: a sum that has one is at least 1, or NaN
-        factor = 0;
-        lse = !parts && p.sink != nullptr ? p.sink[h] : -INFINITY;
-      } else {
-        if (!parts && p.sink != nullptr) {
-          const float sink = p.sink[h];
-          const float with_sink = fmaxf(largest, sink);
-          factor = exp_of(largest - with_sink);
-          sum = sum * factor + exp_of(sink - with_sink);
-          largest = with_sink;
-        }
-        factor /= sum;
-        lse = largest + logf(sum);
-      }
-
-      float* lse_to = nullptr;
-      char* o_to = p.o.data;
-      int64_t o_offset = 0;
-      if (parts) {
-        const int64_t part =
-            ((static_cast<int64_t>(split) * p.batch + batch) * p.heads_q + h) * p.seqlen_q + i;
-        lse_to = args.part_lse + part;
-        o_to = reinterpret_cast<char*>(args.part_o);
-        o_offset = part * p.head_dim_v;
-      } else {
-        if (p.lse.data != nullptr) lse_to = p.lse.data + p.lse.offset(batch, h, span.row_q + i);
-        o_offset = p.o.offset(batch, span.row_q + i, h);
-      }
-      if (slice == 0 && Tile::tx() == 0 && lse_to != nullptr) *lse_to = lse;
+      const float sum = Tile::over_row(row_sum[r], [](float x, float y) { return x + y; });
+      if (Tile::tx() == 0) s.row_sum[Tile::row_of(r)] = sum;
+    }
+    __syncwarp();  // sums of the warp's rows are there
+    const int thread = static_cast<int>(threadIdx.x), lane = thread % 32;
+    const int own = lane % 2 + thread / 32 * 2 + lane / 2 * Tile::kLanesY;
+    if (lane < 2 * kRowsOf && row0 + own < rows_end()) end_row(own);
+    __syncwarp();  // their factors and places are there
+    const bool parts = args.num_splits > 1;
+    const bool vector = parts ? p.head_dim_v % 4 == 0 : (p.aligned16 & tile::kAlignedO) != 0;
+    char* const o_to = parts ? reinterpret_cast<char*>(args.part_o) : p.o.data;
+#pragma unroll
+    for (int r = 0; r < kRowsOf; ++r) {
+      const int row = Tile::row_of(r);
+      if (row0 + row >= rows_end()) continue;
+      const float factor = s.row_max[row];
 #pragma unroll
       for (int g = 0; g < Tile::kGroups; ++g) {
         const int column = slice * kColumns + Tile::out_column(g);
         float values[4];
 #pragma unroll
         for (int e = 0; e < 4; ++e) values[e] = out[r][g][e] * factor;
-        store_four<T>(o_to, o_offset + column, values, p.head_dim_v - column, parts || p.o_is_f32(), vector);
+        store_four<T>(o_to, s.query[row] + column, values, p.head_dim_v - column, parts || p.o_is_f32(),
+                      vector);
       }
     }
+  }
+  /// Writes lse of a row of the tile. In the place of its maximum goes the factor of its outputs, in that of its query where they go.
+  __device__ __forceinline__ void end_row(int row) {
+    const bool parts = args.num_splits > 1;
+    const int i = query_of(row0 + row), h = head_of(row0 + row);
+    float largest = s.row_max[row], sum = s.row_sum[row], factor = 1, lse;
+    if (sum == 0) {  // no key: a sum that has one is at least 1, or NaN
+      factor = 0;
+      lse = !parts && p.sink != nullptr ? p.sink[h] : -INFINITY;
+    } else {
+      if (!parts && p.sink != nullptr) {
+        const float sink = p.sink[h];
+        const float with_sink = fmaxf(largest, sink);
+        factor = exp_of(largest - with_sink);
+        sum = sum * factor + exp_of(sink - with_sink);
+        largest = with_sink;
+      }
+      factor /= sum;
+      lse = largest + logf(sum);
+    }
+    s.row_max[row] = factor;
+    float* lse_to = nullptr;
+    if (parts) {
+      const int64_t part = ((static_cast<int64_t>(split) * p.batch + batch) * p.heads_q + h) * p.seqlen_q + i;
+      lse_to = args.part_lse + part;
+      s.query[row] = part * p.head_dim_v;
+    } else {
+      if (p.lse.data != nullptr) lse_to = p.lse.data + p.lse.offset(batch, h, span.row_q + i);
+      s.query[row] = p.o.offset(batch, span.row_q + i, h);
+    }
+    if (slice == 0 && lse_to != nullptr) *lse_to = lse;
   }
 
   /// Rows that take no part: of this tile, and of what lies beyond the last tile in steps of all tiles.

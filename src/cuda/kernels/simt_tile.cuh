@@ -72,8 +72,9 @@ struct SimtTile {
   static constexpr int kGroups = kColumns / (4 * kLanesX);  ///< 16-byte columns of a thread in the output
   static_assert(kGroups >= 1 && kGroups * 4 * kLanesX == kColumns && kLanesX <= 32);
 
-  /// Loads of 16 bytes in flight: the accumulators leave registers for as many.
-  static constexpr int kInFlight = 4;
+  /// Loads of 16 bytes in flight: the accumulators leave registers for as many. Of elements of 8 bits one, whose conversions are
+  /// 300 instructions before sm_89.
+  static constexpr int in_flight(int element_bytes) { return element_bytes == 1 ? 1 : 4; }
   static constexpr int kChunk = 32;        ///< columns of X and Y in shared memory at a time
   static constexpr int kStrideXY = 36;     ///< 8 neighbouring rows lie 4 banks apart
   static constexpr int kStrideW = 72;      ///< the rows of a warp's 4 values of ty lie 8 banks apart
@@ -104,6 +105,7 @@ struct SimtTile {
         float lse[kRowsX], delta[kRowsX];  ///< the backward
       };
       int64_t query_of_values[kRowsX];  ///< the forward: element offset of the row in qv
+      float row_sum[kRowsX];            ///< the forward, when no keys are left
     };
     float row_max[kRowsX];  ///< the forward
   };
@@ -160,12 +162,13 @@ struct SimtTile {
     const T* data = reinterpret_cast<const T*>(from.data);
     const int columns = from.columns - column;
     const auto value = [&](T x) { return sizeof(T) == 1 ? to_float(x) * from.scale : to_float(x); };
+    constexpr int kAtOnce = in_flight(sizeof(T));
     float check = 0;  // 0 * x is NaN when x is not finite
     if (from.vector) {
       constexpr int kVector = 16 / sizeof(T), kPerRow = kWidth / kVector;
       constexpr int kItems = (kCount * kPerRow + kThreads - 1) / kThreads;
       constexpr bool kAllThreads = kItems * kThreads == kCount * kPerRow;
-#pragma unroll(kItems < kInFlight ? kItems : kInFlight)
+#pragma unroll(kItems < kAtOnce ? kItems : kAtOnce)
       for (int item = 0; item < kItems; ++item) {
         const int at = static_cast<int>(threadIdx.x) + item * kThreads;
         const int row = at / kPerRow, c = at % kPerRow * kVector;
@@ -184,7 +187,7 @@ struct SimtTile {
         }
       }
     } else {
-#pragma unroll 4
+#pragma unroll(kAtOnce)
       for (int item = 0; item < kCount * kWidth / kThreads; ++item) {
         const int at = static_cast<int>(threadIdx.x) + item * kThreads;
         const int row = at / kWidth, c = at % kWidth;
