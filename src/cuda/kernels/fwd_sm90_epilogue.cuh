@@ -92,8 +92,15 @@ struct FwdSm90Epilogue {
       const int row = warp_row + r;
       if (row >= work.end_row) break;
       write_exact_row<T, kColumns, Key, kConfig.multiplies_qv>(
-          f, work, kConfig.dropout ? tile::dropout_of(f.p) : tile::Dropout(), row, first_column,
-          min(kColumns, columns_left()), work.load_begin * kTileN, work.load_end * kTileN, arriving());
+          f, work, dropout(), row, first_column, min(kColumns, columns_left()), work.load_begin * kTileN,
+          work.load_end * kTileN, arriving());
+    }
+  }
+  __device__ __forceinline__ auto dropout() const {
+    if constexpr (kConfig.dropout) {
+      return tile::dropout_of(f.p);
+    } else {
+      return NoDropout{};
     }
   }
   /// Of kernels that know them.
@@ -126,12 +133,18 @@ struct FwdSm90Epilogue {
                     used ? (rows.base(half) + log2_of_sum(sum[half])) * tile::kLn2 : -INFINITY);
       }
     } else {
-#pragma unroll
+      const float base[2] = {rows.base(0), rows.base(1)};
+#pragma unroll(kConfig.stream_k || kColumns <= 64 \
+                   ? 2                            \
+                   : 1)  // one copy of the code, where tiles are not too short for that
       for (int half = 0; half < 2; ++half) {
         const int row = row_at(half);
-        factor[half] = row < work.end_row ? finish_row(f, work, query_row(f, work, row), rows.base(half),
-                                                       sum[half], lane % 4 == 0 && first_column == 0)
-                                          : 0.0f;
+        const bool second = half != 0;
+        const float of_row = row < work.end_row
+                                 ? finish_row(f, work, query_row(f, work, row), second ? base[1] : base[0],
+                                              second ? sum[1] : sum[0], lane % 4 == 0 && first_column == 0)
+                                 : 0.0f;
+        (second ? factor[1] : factor[0]) = of_row;
       }
     }
     if constexpr (kConfig.dropout) {

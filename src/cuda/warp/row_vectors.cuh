@@ -63,19 +63,14 @@ __device__ __forceinline__ void store_row_elements(T* row, int columns, const fl
   }
 }
 
-/// Writes row `half` of a gradient, whose first element is that at `offset` in `data`: in T, or in float32. `aligned`: vectors of 16
-/// bytes are.
+/// Writes row `half` of a gradient, whose first element is that at `offset` in `data`: in T, or in float32, which is rare and element by
+/// element always. `aligned`: vectors of 16 bytes are.
 template <int kColumns, class T, int kRegs>
 __device__ __forceinline__ void store_gradient_row(char* data, int64_t offset, bool is_f32, bool aligned,
                                                    int columns, const float (&acc)[kRegs], int half,
                                                    float factor, int lane) {
   if (is_f32) {
-    float* const row = reinterpret_cast<float*>(data) + offset;
-    if (aligned) {
-      store_row_pairs<kColumns>(row, columns, acc, half, factor, lane);
-    } else {
-      store_row_elements<kColumns>(row, columns, acc, half, factor, lane);
-    }
+    store_row_elements<kColumns>(reinterpret_cast<float*>(data) + offset, columns, acc, half, factor, lane);
   } else {
     T* const row = reinterpret_cast<T*>(data) + offset;
     if (aligned) {
