@@ -133,10 +133,10 @@ struct FwdSm90Epilogue {
                     used ? (rows.base(half) + log2_of_sum(sum[half])) * tile::kLn2 : -INFINITY);
       }
     } else {
+      // Of the code for a row; two where tiles are so short that one is felt.
+      constexpr int kCopies = kConfig.stream_k || kColumns <= 64 ? 2 : 1;
       const float base[2] = {rows.base(0), rows.base(1)};
-#pragma unroll(kConfig.stream_k || kColumns <= 64 \
-                   ? 2                            \
-                   : 1)  // one copy of the code, where tiles are not too short for that
+#pragma unroll(kCopies)
       for (int half = 0; half < 2; ++half) {
         const int row = row_at(half);
         const bool second = half != 0;

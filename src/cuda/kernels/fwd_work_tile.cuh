@@ -158,8 +158,8 @@ __device__ __forceinline__ DropoutRow kept_of_row(const tile::Dropout& dropout,
 
 /// Computes a row again without matrix products and writes it: columns [first_column, first_column + columns)
 /// of O, and lse with first_column = 0. Keys are those of [key_begin, key_end) that the row sees. The whole
-/// warp calls it. `dropout`: a tile::Dropout, or NoDropout. Key: the element of k and v. kQv: whether the kernel multiplies qv, where there is one.
-/// `arriving`: an ArrivingKeysView, whose rows hold the first keys.
+/// warp calls it. `dropout`: a tile::Dropout, or NoDropout. Key: the element of k and v. kQv: whether the kernel multiplies qv,
+/// where there is one. `arriving`: an ArrivingKeysView, whose rows hold the first keys.
 template <class T, int kColumns, class Key = T, bool kQv = false, class Arriving = NoArrivingKeys,
           class Dropout>
 __device__ __forceinline__ void write_exact_row(const ForwardArgs& f, const FwdWorkTile& work,
