@@ -579,6 +579,48 @@ TEST(PtxSm90, BulkLoadsAndAdds) {
   EXPECT_EQ(got[kCount + 1], 1);
 }
 
+/// CTAs take turns to add: to each of `count` sums the number of the turn times a factor, so that the order shows in the last bits. One
+/// fence orders the turn that has come before the additions, or these before the turn that is passed on.
+__global__ void add_in_turns(int* started, int* turn, float* sums, int count) {
+  extern __shared__ __align__(16) float values[];
+  __shared__ int number;
+  if (threadIdx.x == 0) number = atomicAdd(started, 1);
+  __syncthreads();  // all know the number
+  for (int i = static_cast<int>(threadIdx.x); i < count; i += static_cast<int>(blockDim.x))
+    values[i] = fmaf(static_cast<float>(number + 1), 0.1f, static_cast<float>(i));
+  __syncthreads();  // all values are there
+  if (threadIdx.x != 0) return;
+  ptx::async_proxy_fence();  // values, for the additions
+  if (number % 2 == 0) {
+    ptx::wait_for(turn, number);
+  } else {
+    while (ptx::ld_relaxed(turn) != number) {
+    }
+    ptx::fence_acq_rel();
+  }
+  ptx::bulk_add_f32(sums, ptx::shared_address(values), count * 4);
+  ptx::bulk_commit();
+  ptx::bulk_wait<0>();  // they are in memory
+  ptx::fence_acq_rel();
+  ptx::st_relaxed(turn, number + 1);
+}
+
+TEST(PtxSm90, SumsHaveArrivedBeforeTheTurnIsPassedOn) {
+  FOVEA_SKIP_WITHOUT_HOPPER();
+  constexpr int kCtas = 4000, kCount = 4096;
+  std::vector<float> expected(kCount, 0.0f);
+  for (int cta = 0; cta < kCtas; ++cta) {
+    for (int i = 0; i < kCount; ++i)
+      expected[static_cast<size_t>(i)] += std::fmaf(static_cast<float>(cta + 1), 0.1f, static_cast<float>(i));
+  }
+  for (int repeat = 0; repeat < 20; ++repeat) {
+    DeviceArray<int> started(std::vector<int>{0}), turn(std::vector<int>{0});
+    DeviceArray<float> sums(std::vector<float>(kCount, 0.0f));
+    add_in_turns<<<kCtas, 128, kCount * 4>>>(started.data(), turn.data(), sums.data(), kCount);
+    ASSERT_EQ(sums.values(), expected) << "repeat " << repeat;
+  }
+}
+
 __global__ void indices(uint32_t* out) {
   out[threadIdx.x] = ptx::thread_index();
 }

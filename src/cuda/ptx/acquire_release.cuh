@@ -1,4 +1,4 @@
-// Flags between CTAs (PTX ISA "Memory Consistency Model": ld.acquire, st.release).
+// Flags between CTAs (PTX ISA "Memory Consistency Model": ld.acquire, st.release; ld.relaxed, st.relaxed, fence).
 #pragma once
 
 #include <cstdint>
@@ -28,6 +28,17 @@ __device__ __forceinline__ uint64_t ld_acquire(const uint64_t* flag) {
   return seen;
 }
 
+/// The same two without an order between the flag and other memory: fence_acq_rel between them and the rest makes it.
+__device__ __forceinline__ void st_relaxed(int* flag, int value) {
+  asm volatile("st.relaxed.gpu.global.s32 [%0], %1;" ::"l"(flag), "r"(value) : "memory");
+}
+
+__device__ __forceinline__ int ld_relaxed(const int* flag) {
+  int seen;
+  asm volatile("ld.relaxed.gpu.global.s32 %0, [%1];" : "=r"(seen) : "l"(flag) : "memory");
+  return seen;
+}
+
 /// Clears a flag that has this value. Says whether it had: of several threads one.
 __device__ __forceinline__ bool take_flag(uint64_t* flag, uint64_t value) {
   uint64_t seen;
@@ -36,6 +47,12 @@ __device__ __forceinline__ bool take_flag(uint64_t* flag, uint64_t value) {
                : "l"(flag), "l"(value)
                : "memory");
   return seen == value;
+}
+
+/// What this thread has written or seen before comes before what it writes to a flag behind this; and behind what it has read from a
+/// flag before, what it does behind this.
+__device__ __forceinline__ void fence_acq_rel() {
+  asm volatile("fence.acq_rel.gpu;" ::: "memory");
 }
 
 /// Between a write and a read: of two threads that each write, pass this and read what the other wrote, one sees it.

@@ -19,11 +19,18 @@ inline int ld_acquire(const int* flag) {
 inline uint64_t ld_acquire(const uint64_t* flag) {
   return *flag;
 }
+inline void st_relaxed(int* flag, int value) {
+  *flag = value;
+}
+inline int ld_relaxed(const int* flag) {
+  return *flag;
+}
 inline bool take_flag(uint64_t* flag, uint64_t value) {
   const bool had = *flag == value;
   if (had) *flag = 0;
   return had;
 }
+inline void fence_acq_rel() {}
 inline void fence_sc() {}
 // CTAs run one after the other, so a flag that no thread of this CTA sets either is never set: a hang.
 template <class Word>
@@ -37,7 +44,7 @@ void wait_for(const Word* flag, Word value) {
         const auto& w = *static_cast<const Wait*>(of);
         return *w.flag == w.value;
       },
-      &wait, "ld.acquire of a flag");
+      &wait, "the load of a flag");
 }
 
 // What arrives is there before the kernel begins.
