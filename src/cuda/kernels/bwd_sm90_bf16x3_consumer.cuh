@@ -145,9 +145,10 @@ struct BwdSm90Bf16x3Consumer : BwdSm90Keys<Instance> {
     for (int i = 0; i < kColumns / 2; ++i) sum[i] += of_step[i];
   }
   /// Adds dQ of a step: each warp its 16 queries, straight from registers.
-  __device__ __forceinline__ void add_dq(const Product& acc, const Work& work, const BwdSm90Steps& at) const {
+  __device__ __forceinline__ void add_dq(const Product& acc, const Work& work,
+                                         const BwdSm90Steps<false>& at) const {
     const BackwardArgs& b = args.b;
-    const BwdSm90Turn turn = BwdSm90Turn::of(b, work, at.head, at.n, kM, kN, warp()).of_half(own());
+    const BwdSm90Turn turn = BwdSm90Turn::of<false>(b, work, at.head, at.n, kM, kN, warp()).of_half(own());
     if (BwdSm90Turn::wanted(b)) {
       if (lane() == 0) turn.acquire();
       __syncwarp();  // the warp may add
@@ -163,7 +164,7 @@ struct BwdSm90Bf16x3Consumer : BwdSm90Keys<Instance> {
 
   /// A step, number `count` of the CTA.
   __device__ __forceinline__ void step(Sums& sums, const Work& work, uint32_t count,
-                                       const BwdSm90Steps& at) const {
+                                       const BwdSm90Steps<false>& at) const {
     const RingSlot<kConfig.q_stages> q(count);
     const RingSlot<kConfig.do_stages> d_o(count);
     const int q_at = kConfig.q_at() + q.index * kConfig.q_bytes(),
@@ -266,7 +267,7 @@ struct BwdSm90Bf16x3Consumer : BwdSm90Keys<Instance> {
         ptx::mbarrier_wait(memory.full_v(), tiles & 1);
         tiles ^= 1;
         ptx::wgmma_fence();  // .aligned: the compiler takes the warp for whole again
-        BwdSm90Steps steps(args.b, tile.work);
+        BwdSm90Steps<false> steps(args.b, tile.work);
         steps.left = Base::uniform(steps.left), steps.head = Base::uniform(steps.head);
 #pragma unroll 1
         for (; steps.left > 0; steps.next(tile.work), ++count) step(sums, tile.work, count, steps);

@@ -57,7 +57,7 @@ struct BwdSm90Routes {
   const int rank;
   uint32_t received = 0, sent_down = 0, sent_up = 0;  ///< slices of dQ so far
 
-  __device__ __forceinline__ BwdSm90Route next(const BwdSm90Work& work, const BwdSm90Steps& step,
+  __device__ __forceinline__ BwdSm90Route next(const BwdSm90Work& work, const BwdSm90Steps<false>& step,
                                                int tile_m) {
     const bool up = work[BwdSm90Work::kUpwards] != 0;
     uint32_t flags = up ? BwdSm90Route::kUp : 0;

@@ -60,6 +60,10 @@ struct BwdSm90Config {
   constexpr bool plans_apart() const { return dq_behind(); }
   /// Whether consumers stage dQ in shared memory for warps that add it.
   constexpr bool stages_dq() const { return !one_gradient && parts == 1 && !chain && !dq_behind(); }
+  /// Whether steps go from the last queries to the first. In a fixed order of additions the first keys are the first to add then, and their
+  /// tiles, the longest under a causal mask, the first to begin. All blocks of a head begin at the same queries, so a turn has to
+  /// be passed on in less than a step: with steps of 128 queries, and where red.v4 adds, the other order is faster.
+  constexpr bool last_queries_first() const { return stages_dq() && tile_m == kSlice; }
   /// Whether the warps that add dQ can add dS to the gradient of a bias as well.
   constexpr bool adds_dbias() const { return expression && stages_dq(); }
   /// Whether there is room for a slice of dQ of each consumer: staged here, or by another CTA.
@@ -125,9 +129,9 @@ struct BwdSm90Work {
     kFullEnd,  ///< those that need no mask
     kSteps,    ///< blocks times query heads; -1: there is no tile any more
     kBeforeBegin,
-    kBeforeEnd,  ///< blocks of queries at which the keys behind this tile's add before it, where the order is fixed
+    kBeforeEnd,  ///< blocks of queries at which the block of keys that adds before this tile's does, where the order is fixed
     kAfterBegin,
-    kAfterEnd,  ///< those at which the keys before this tile's add behind it, in a chain
+    kAfterEnd,  ///< those at which the block that adds after it does, in a chain
     kUpwards,   ///< whether dQ goes to the rank above, in a chain
     kDropout,   ///< Dropout::start, four words: consumers have no registers to keep it in
     kFields = kDropout + 4
@@ -163,6 +167,11 @@ struct BwdSm90Walk {
     return {b.seen.at(work[BwdSm90Work::kBatch], work[BwdSm90Work::kHeadKv],
                       work[BwdSm90Work::kFirstKey] / b.seen.tile_rows)};
   }
+  /// The block before block n; begin - 1 where there is none.
+  __device__ __forceinline__ int before(int n, int begin) const {
+    if constexpr (Expression::kHasSees) return seen.before(n, begin);
+    return n - 1;
+  }
   /// The block behind block n; `end` where there is none.
   __device__ __forceinline__ int behind(int n, int end) const {
     if constexpr (Expression::kHasSees) return seen.from(n + 1, end);
@@ -175,8 +184,21 @@ struct BwdSm90Walk {
   }
 };
 
+/// The order of a tile's steps in the blocks of queries [begin, end) that see it (BwdSm90Config::last_queries_first).
+template <bool kLastFirst>
+struct BwdSm90Order {
+  __device__ __forceinline__ static int first(int begin, int end) { return kLastFirst ? end - 1 : begin; }
+  /// The block behind block n in this order, or none().
+  __device__ __forceinline__ static int behind(const BwdSm90Walk& walk, int n, int begin, int end) {
+    return kLastFirst ? walk.before(n, begin) : walk.behind(n, end);
+  }
+  __device__ __forceinline__ static int none(int begin, int end) { return kLastFirst ? begin - 1 : end; }
+};
+
 /// The steps of a tile in their order: head by head of the group, in each the blocks of queries that see it.
+template <bool kLastFirst>
 struct BwdSm90Steps {
+  using Order = BwdSm90Order<kLastFirst>;
   int left;        ///< -1: there is no tile any more
   int head;        ///< query head, counted over all sequences
   int n;           ///< block of queries
@@ -186,20 +208,22 @@ struct BwdSm90Steps {
   __device__ __forceinline__ BwdSm90Steps(const BackwardArgs& b, const BwdSm90Work& work)
       : left(work[BwdSm90Work::kSteps]),
         head(work[BwdSm90Work::kBatch] * b.p.heads_q + work[BwdSm90Work::kHeadKv] * b.p.group),
-        n(work[BwdSm90Work::kMBegin]),
-        begin(n),
+        begin(work[BwdSm90Work::kMBegin]),
         end(work[BwdSm90Work::kMEnd]),
-        walk(BwdSm90Walk::of(b, work)) {}
-  __device__ __forceinline__ void next() {
-    --left;
-    n = walk.behind(n, end);
-    if (n == end) n = begin, ++head;
+        walk(BwdSm90Walk::of(b, work)) {
+    n = Order::first(begin, end);
   }
+  __device__ __forceinline__ void next() { next(begin, end); }
   /// The same, for those that have no registers for `begin` and `end`.
   __device__ __forceinline__ void next(const BwdSm90Work& work) {
+    next(work[BwdSm90Work::kMBegin], work[BwdSm90Work::kMEnd]);
+  }
+
+ private:
+  __device__ __forceinline__ void next(int from, int to) {
     --left;
-    n = walk.behind(n, work[BwdSm90Work::kMEnd]);
-    if (n == work[BwdSm90Work::kMEnd]) n = work[BwdSm90Work::kMBegin], ++head;
+    n = Order::behind(walk, n, from, to);
+    if (n == Order::none(from, to)) n = Order::first(from, to), ++head;
   }
 };
 
@@ -336,39 +360,46 @@ struct BwdSm90Memory {
   __device__ __forceinline__ uint32_t barrier(int i) const { return base + kConfig.barriers_at() + 8 * i; }
 };
 
-/// The fixed order in which key blocks add to a tile of dQ, from the last that sees it to the first, so that the sums have
-/// the same bits each time. Later blocks come first among the tiles, so whom a CTA waits for has begun before it; under a
-/// causal mask they are ahead by themselves.
+/// The fixed order in which key blocks add to a tile of dQ, so that the sums have the same bits each time: that of the tiles, so whom a
+/// CTA waits for has begun before it.
 struct BwdSm90Turn {
   int* flag;   ///< the number of the block that has added last, plus 1
   int number;  ///< of this tile's block
-  bool waits;  ///< whether the block behind it adds before
+  int before;  ///< what the flag is when the turn has come
+  bool waits;  ///< whether a block adds before
 
   /// Of block n of a head, counted over all sequences; `part` of its sums has an order of its own. Null flag: no order.
+  template <bool kFirstKeysFirst>
   __device__ __forceinline__ static BwdSm90Turn of(const BackwardArgs& b, const BwdSm90Work& work, int head,
                                                    int n, int tile_m, int tile_n, int part) {
-    if (b.dq_semaphore == nullptr) return {nullptr, 0, false};
-    return {b.dq_semaphore + b.semaphore_at(0, head, n * tile_m, 0) + part,
-            work[BwdSm90Work::kFirstKey] / tile_n,
+    if (b.dq_semaphore == nullptr) return {nullptr, 0, 0, false};
+    const int number = work[BwdSm90Work::kFirstKey] / tile_n;
+    return {b.dq_semaphore + b.semaphore_at(0, head, n * tile_m, 0) + part, number,
+            kFirstKeysFirst ? number : number + 2,
             n >= work[BwdSm90Work::kBeforeBegin] && n < work[BwdSm90Work::kBeforeEnd]};
   }
-  /// The same, of the half of the block that a consumer adds: the second consumer's comes before the first's.
+  /// The same, of the half of the block that a consumer adds, where the last keys add first.
   __device__ __forceinline__ BwdSm90Turn of_half(int consumer) const {
-    return {flag, 2 * number + consumer, waits || consumer == 0};
+    const int half = 2 * number + consumer;
+    return {flag, half, half + 2, waits || consumer == 0};
   }
   /// Whether there is an order, for a branch round acquire() and release(): predicated instead, the fences of a release
   /// take a tenth of the time at D = 256 though no thread executes them.
   __device__ __forceinline__ static bool wanted(const BackwardArgs& b) { return b.dq_semaphore != nullptr; }
-  /// Sees whether it has come, without waiting. By one thread.
-  __device__ __forceinline__ void look() {
-    if (waits) waits = ptx::ld_acquire(flag) != number + 2;
-  }
   /// By one thread, before it adds.
   __device__ __forceinline__ void acquire() const {
-    if (waits) ptx::wait_for(flag, number + 2);
+    if (waits) ptx::wait_for(flag, before);
   }
   /// By one thread, behind its additions.
   __device__ __forceinline__ void release() const { ptx::st_release(flag, number + 1); }
+  /// The same, and looks whether the turn of what comes next has come: `seen`, read by look() before these additions arrived. One fence
+  /// orders the flag behind the additions, and what follows behind `seen`.
+  __device__ __forceinline__ void release(BwdSm90Turn& next, int seen) const {
+    ptx::fence_acq_rel();
+    ptx::st_relaxed(flag, number + 1);
+    next.waits = next.waits && seen != next.before;
+  }
+  __device__ __forceinline__ int look() const { return waits ? ptx::ld_relaxed(flag) : 0; }
 };
 
 /// What the warpgroups that issue products have in common.

@@ -176,17 +176,21 @@ struct BwdSm90Consumer : BwdSm90Scores<Instance, kPart> {
   struct Place {
     int n, head;
   };
+  using Order = BwdSm90Order<kConfig.last_queries_first()>;
+  __device__ __forceinline__ static Place first_place(const Tile& tile) {
+    return {Order::first(tile.m_begin, tile.m_end), 0};
+  }
   /// Block by block, head by head.
   __device__ __forceinline__ Place place_behind(const Tile& tile, Place at) const {
-    int n = at.n + 1;
-    if constexpr (Expression::kHasSees)
-      n = uniform(BwdSm90Walk::of(args.b, tile.work).behind(at.n, tile.m_end));
-    return n == tile.m_end ? Place{tile.m_begin, at.head + 1} : Place{n, at.head};
+    int n = Order::behind(BwdSm90Walk::of(args.b, tile.work), at.n, tile.m_begin, tile.m_end);
+    if constexpr (Expression::kHasSees) n = uniform(n);
+    const Place first = first_place(tile);
+    return n == Order::none(tile.m_begin, tile.m_end) ? Place{first.n, at.head + 1} : Place{n, at.head};
   }
 
   /// The same the other way, of all blocks.
   __device__ __forceinline__ static Place place_before(const Tile& tile, Place at) {
-    static_assert(!Expression::kHasSees || !kDqBehind);
+    static_assert(!kConfig.last_queries_first() && (!Expression::kHasSees || !kDqBehind));
     return at.n == tile.m_begin ? Place{tile.m_end - 1, at.head - 1} : Place{at.n - 1, at.head};
   }
 
@@ -318,7 +322,7 @@ struct BwdSm90Consumer : BwdSm90Scores<Instance, kPart> {
     if (!state.looked) return;
     look_ahead(state.ahead, state.steps + 1);
     if constexpr (kCopiesPairs) {
-      const Place behind = more ? place_behind(tile, at) : Place{state.next.m_begin, 0};
+      const Place behind = more ? place_behind(tile, at) : first_place(state.next);
       const Work work = memory.work(more ? tile.number : tile.number + 1);
       copy_pairs(state.steps + 1, work, behind.n, behind.head);
     }
@@ -433,7 +437,7 @@ struct BwdSm90Consumer : BwdSm90Scores<Instance, kPart> {
       for (float& x : state.sums.dv) x = 0.0f;
       if (tile.steps > 0) {
         if (kBoth && !state.looked) look_ahead(state.ahead, state.steps);
-        Place at = {tile.m_begin, 0};
+        Place at = first_place(tile);
         if (kCopiesPairs && !state.looked) copy_pairs(state.steps, tile.work, at.n, at.head);
         ptx::wgmma_fence();
 #pragma unroll 1

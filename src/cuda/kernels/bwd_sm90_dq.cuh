@@ -172,7 +172,7 @@ struct BwdSm90Dq : BwdSm90Warpgroup<Instance> {
     for (uint32_t tile = 0;; ++tile) {
       ptx::mbarrier_wait(memory.full_work(tile), tile / 2 & 1);
       ptx::wgmma_fence();  // .aligned: the compiler takes the warp for whole again
-      BwdSm90Steps steps(args.b, memory.work(tile));
+      BwdSm90Steps<kConfig.last_queries_first()> steps(args.b, memory.work(tile));
       steps.left = uniform(steps.left);
       if (steps.left < 0) break;
       const RingSlot<kConfig.k_stages> k(keys_read);

@@ -18,15 +18,17 @@ namespace fovea::cuda {
 struct BwdSm90Place {
   int plane, block;
 };
-/// Sections of heads_at_once heads, in each block by block, the first keys, which most causal queries see, first; the last first
-/// where the order of additions is fixed (BwdSm90Turn).
+/// Sections of heads_at_once heads, in each block by block, the first keys, which most causal queries see, first; the last first where
+/// they are the first to add (BwdSm90Turn).
+template <bool kFirstKeysFirst>
 __device__ __forceinline__ BwdSm90Place bwd_sm90_place(const BackwardArgs& b, int index) {
   const int section = min(index / (b.heads_at_once * b.key_blocks), b.whole_sections);
   index -= section * b.heads_at_once * b.key_blocks;
   const int head = section * b.heads_at_once;
   const int heads = section < b.whole_sections ? b.heads_at_once : b.p.heads_kv * b.p.batch - head;
   const int place = index / heads;
-  return {head + index % heads, b.dq_semaphore != nullptr ? b.key_blocks - 1 - place : place};
+  return {head + index % heads,
+          kFirstKeysFirst || b.dq_semaphore == nullptr ? place : b.key_blocks - 1 - place};
 }
 /// Of a chain: a head for each cluster in turn, a block for each rank.
 __device__ __forceinline__ BwdSm90Place bwd_sm90_place_in_chain(const BackwardArgs& b, int index,
@@ -41,10 +43,11 @@ __device__ __forceinline__ BwdSm90Place bwd_sm90_place_in_chain(const BackwardAr
 template <class Instance>
 __device__ __forceinline__ bool bwd_sm90_make_work(const BackwardArgs& b, int index,
                                                    const BwdSm90Work& work) {
-  constexpr bool kChain = Instance::kConfig.chain;
+  constexpr bool kChain = Instance::kConfig.chain, kLastFirst = Instance::kConfig.last_queries_first();
   constexpr int kTileN = Instance::kConfig.tile_n();
   const tile::AttentionParams& p = b.p;
-  const auto [plane, block] = kChain ? bwd_sm90_place_in_chain(b, index, work) : bwd_sm90_place(b, index);
+  const auto [plane, block] =
+      kChain ? bwd_sm90_place_in_chain(b, index, work) : bwd_sm90_place<kLastFirst>(b, index);
   constexpr bool kAlibi = Instance::kConfig.alibi;
   const auto of_plane = tile::head_of_plane(plane, p.heads_kv, p.batch,
                                             (Instance::kConfig.expression || kAlibi) && b.sequences_first);
@@ -72,7 +75,12 @@ __device__ __forceinline__ bool bwd_sm90_make_work(const BackwardArgs& b, int in
   int count = blocks.end - blocks.begin;
   if constexpr (Expression::kHasSees) {
     const BwdSm90Walk walk = BwdSm90Walk::of(b, work);
-    blocks.begin = walk.seen.from(blocks.begin, blocks.end);
+    // The first step's block is seen.
+    if constexpr (kLastFirst) {
+      blocks.end = walk.seen.before(blocks.end, blocks.begin) + 1;
+    } else {
+      blocks.begin = walk.seen.from(blocks.begin, blocks.end);
+    }
     count = walk.seen.count(blocks.begin, blocks.end);
   }
   work.set(BwdSm90Work::kMBegin, blocks.begin);
@@ -88,7 +96,7 @@ __device__ __forceinline__ bool bwd_sm90_make_work(const BackwardArgs& b, int in
     return tile::queries_in_reach(of_keys, span, key, end, reach, Instance::kConfig.tile_m);
   };
   if (kChain || b.dq_semaphore != nullptr) {
-    const tile::KvBlocks before = blocks_of_keys_from(first_key + kTileN);
+    const tile::KvBlocks before = blocks_of_keys_from(first_key + (kLastFirst ? -kTileN : kTileN));
     work.set(BwdSm90Work::kBeforeBegin, before.begin);
     work.set(BwdSm90Work::kBeforeEnd, before.end);
   }
@@ -190,7 +198,7 @@ __device__ __forceinline__ void bwd_sm90_load(const TmaBackwardArgs& args,
     if constexpr (kPlans) bwd_sm90_plan(args, memory, tile, next);
     ptx::mbarrier_wait(memory.full_work(tile), tile / 2 & 1);
     const BwdSm90Work work = memory.work(tile);
-    BwdSm90Steps steps(b, work);
+    BwdSm90Steps<kConfig.last_queries_first()> steps(b, work);
     if (steps.left < 0) return;
     const int batch = b.p.cu_seqlens_q != nullptr ? 0 : work[BwdSm90Work::kBatch];
     for (bool first = true; steps.left > 0; steps.next(), ++step, first = false) {
@@ -229,12 +237,14 @@ struct BwdSm90Writer {
   /// Where a step's dQ goes, and its turn where the order is fixed. Null: there is no step.
   struct Step {
     float* sums = nullptr;
-    BwdSm90Turn turn{nullptr, 0, false};
+    BwdSm90Turn turn{nullptr, 0, 0, false};
   };
   Step staged;  ///< what is staged next; at the first step of all, what nobody wants
 
-  /// Adds what is staged, behind which `next` will be.
-  __device__ __forceinline__ void add(Step next) {
+  /// Adds what is staged, behind which will be what find_next() finds. What one step of this takes, all blocks of a head wait for, one
+  /// after the other.
+  template <class FindNext>
+  __device__ __forceinline__ void add(const FindNext& find_next) {
     const bool any = lane == 0 && staged.sums != nullptr, in_turn = any && BwdSm90Turn::wanted(args.b);
     if (in_turn) staged.turn.acquire();  // while the consumer still computes what to add
     __syncwarp();
@@ -244,20 +254,21 @@ struct BwdSm90Writer {
 #pragma unroll 1
       for (int warp = 0; warp < 4; ++warp) BwdSm90Dq<Instance>::add(memory.dq(w), staged.sums, w, warp);
       ptx::bulk_commit();
-      ptx::bulk_wait_read<0>();
     }
+    Step next = find_next();  // while they are read
+    if (any) ptx::bulk_wait_read<0>();
     if (lane == 0) ptx::mbarrier_arrive(memory.empty_dq(w));
     if (in_turn) {
-      next.turn.look();     // while the sums are on their way
-      ptx::bulk_wait<0>();  // they are in memory
-      staged.turn.release();
+      const int seen = next.turn.look();  // while the sums are on their way
+      ptx::bulk_wait<0>();                // they are in memory
+      staged.turn.release(next.turn, seen);
     }
     staged = next;
     __syncwarp();  // the warp waits for the next as a whole
   }
   /// Adds the consumer's dS of step number `count` to the gradient of the bias. One lane.
   __device__ __forceinline__ void add_dbias(uint32_t count, const BwdSm90Work& work,
-                                            const BwdSm90Steps& steps) const {
+                                            const BwdSm90Steps<kConfig.last_queries_first()>& steps) const {
     const RingSlot<kConfig.kBuffers> ds(count);
     const tile::PairsView& dbias = args.b.p.dbias;
     const int batch = work[BwdSm90Work::kBatch];
@@ -276,7 +287,7 @@ struct BwdSm90Writer {
     for (uint32_t tile = 0;; ++tile) {
       ptx::mbarrier_wait(memory.full_work(tile), tile / 2 & 1);
       const BwdSm90Work work = memory.work(tile);
-      BwdSm90Steps steps(args.b, work);
+      BwdSm90Steps<kConfig.last_queries_first()> steps(args.b, work);
       if (steps.left < 0) break;
       for (; steps.left > 0; steps.next()) {
         if constexpr (kConfig.adds_dbias()) {
@@ -285,12 +296,15 @@ struct BwdSm90Writer {
           ++count;
           __syncwarp();  // the warp waits for what is staged as a whole
         }
-        add({BwdSm90Dq<Instance>::sums_of(args.b, steps.head, steps.n),
-             BwdSm90Turn::of(args.b, work, steps.head, steps.n, kConfig.tile_m, kConfig.tile_n(), w)});
+        add([&] {
+          return Step{BwdSm90Dq<Instance>::sums_of(args.b, steps.head, steps.n),
+                      BwdSm90Turn::of<kConfig.last_queries_first()>(args.b, work, steps.head, steps.n,
+                                                                    kConfig.tile_m, kConfig.tile_n(), w)};
+        });
       }
       ptx::mbarrier_arrive(memory.empty_work(tile));
     }
-    if (staged.sums != nullptr) add({});
+    if (staged.sums != nullptr) add([] { return Step{}; });
     if (lane == 0) ptx::bulk_wait<0>();  // shared memory is this CTA's until its last addition has read it
   }
 };
@@ -306,12 +320,12 @@ __device__ __forceinline__ void bwd_sm90_take_turns(const TmaBackwardArgs& args,
   for (uint32_t tile = 0;; ++tile) {
     ptx::mbarrier_wait(memory.full_work(tile), tile / 2 & 1);
     const BwdSm90Work work = memory.work(tile);
-    BwdSm90Steps steps(args.b, work);
+    BwdSm90Steps<kConfig.last_queries_first()> steps(args.b, work);
     if (steps.left < 0) return;
     for (; steps.left > 0; steps.next(), ++count) {
       const RingSlot<kConfig.kBuffers> slot(count);
-      const BwdSm90Turn turn =
-          BwdSm90Turn::of(args.b, work, steps.head, steps.n, kConfig.tile_m, kConfig.tile_n(), 0);
+      const BwdSm90Turn turn = BwdSm90Turn::of<kConfig.last_queries_first()>(
+          args.b, work, steps.head, steps.n, kConfig.tile_m, kConfig.tile_n(), 0);
       if constexpr (kAcquires) {
         ptx::mbarrier_wait(memory.passed_on(slot.index), slot.phase ^ 1);
         turn.acquire();

@@ -484,16 +484,17 @@ BackwardLayout backward_layout(const AttentionProblem& p, const Kernel& kernel,
     // As many heads as fill the GPU, so that CTAs share Q, dO and dq_sum in L2; where tiles differ twice as many, so
     // that the longest of each come first, and the last section has enough to end evenly: two tiles a CTA. (Simulated
     // at d128, causal: with what happens to be left 91 % of the GPU are busy at 2,048 tokens, so 99 %; with heads in groups
-    // of four, 4,096 tokens, 85 and 99 %.) In a fixed order no more than fill it: Q, dO and dQ of more leave L2, and
-    // nothing is won.
+    // of four, 4,096 tokens, 85 and 99 %.) Where the last keys are the first to add, no more than fill it: Q, dO and dQ of
+    // more leave L2, and nothing is won.
     const int64_t heads = std::max<int64_t>(1, p.batch * p.heads_kv);
     const int64_t blocks =
         p.packed ? std::max<int64_t>(1, ceil_div(p.total_k, p.batch * kernel.tile_n)) : args.key_blocks;
     const int64_t filling = ceil_div(args.slots, blocks), tiles_each = tiles_differ(p) ? 2 : 1;
     args.sequences_first = shares_bias(p) || args.alibi_norms.wanted;
     const int64_t whole = args.sequences_first && p.batch <= 2 * filling ? p.batch : 1;  // all that share
-    args.heads_at_once = static_cast<int>(
-        std::clamp<int64_t>(ceil_div(filling * (deterministic ? 1 : tiles_each), whole) * whole, 1, heads));
+    const int64_t at_once = deterministic && !kernel.first_keys_first ? 1 : tiles_each;
+    args.heads_at_once =
+        static_cast<int>(std::clamp<int64_t>(ceil_div(filling * at_once, whole) * whole, 1, heads));
     args.whole_sections = tile::whole_sections(heads, args.heads_at_once, filling * tiles_each);
   }
   if (kernel.chain) {
