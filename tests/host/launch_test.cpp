@@ -1037,6 +1037,45 @@ TEST(Schedule, TilesOfABackwardEndEvenly) {
   }
 }
 
+TEST(Schedule, TilesThatWaitForOneAnotherBeginApart) {
+  Kernel stays = kPlain64;
+  stays.kind = KernelKind::kBackward;
+  stays.persistent = true;
+  stays.tile_m = 64, stays.tile_n = 128;
+  const auto args_of = [&](LastQueriesFirst when, int64_t keys, int group, bool causal, int left,
+                           bool deterministic) {
+    AttentionProblem p = problem(1, keys, keys, 16, 16 / group, 64);
+    p.window_right = causal ? 0 : -1, p.window_left = left;
+    stays.last_queries_first = when;
+    return backward_layout(p, stays, hopper(), 1, deterministic).args;
+  };
+  using enum LastQueriesFirst;
+  const BackwardArgs causal = args_of(kAlways, 8192, 1, true, -1, true);
+  EXPECT_TRUE(causal.last_queries_first);
+  EXPECT_EQ(causal.key_rounds, 2) << "a step and a half apart, of two steps that a tile is shorter";
+  EXPECT_EQ(causal.heads_a_block, 1);
+  EXPECT_GT(causal.heads_at_once, args_of(kAlways, 8192, 1, true, -1, false).heads_at_once);
+  const BackwardArgs groups = args_of(kAlways, 8192, 4, true, -1, true);
+  EXPECT_EQ(groups.heads_a_block, 4);
+  EXPECT_EQ(groups.key_rounds, 1);
+  EXPECT_EQ(args_of(kAlways, 8192, 1, false, -1, true).key_rounds, 1) << "all tiles are as long";
+  EXPECT_EQ(args_of(kAlways, 8192, 1, true, 512, true).key_rounds, 1) << "with a window, too";
+  for (const int group : {1, 4}) {
+    const BackwardArgs fast = args_of(kAlways, 8192, group, true, -1, false);
+    EXPECT_TRUE(fast.last_queries_first);
+    EXPECT_EQ(fast.key_rounds, 1) << "nobody waits";
+    EXPECT_EQ(fast.heads_a_block, 1);
+    EXPECT_FALSE(args_of(kInTurns, 8192, group, true, -1, false).last_queries_first);
+    EXPECT_TRUE(args_of(kInTurns, 8192, group, true, -1, true).last_queries_first);
+    EXPECT_FALSE(args_of(kInTurns, 8192, group, false, -1, true).last_queries_first);
+    EXPECT_EQ(args_of(kInTurns, 4096, group, true, -1, true).last_queries_first, group > 1) << "32 blocks";
+    const BackwardArgs never = args_of(kNever, 8192, group, true, -1, true);
+    EXPECT_FALSE(never.last_queries_first);
+    EXPECT_EQ(never.key_rounds, 1);
+    EXPECT_EQ(never.heads_a_block, 1);
+  }
+}
+
 TEST(Launch, KernelsThatAddInAnyOrderAreNotForTheSameBits) {
   Kernel kernel = kPlain64;
   kernel.kind = KernelKind::kBackward;

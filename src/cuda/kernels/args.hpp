@@ -148,6 +148,13 @@ struct ListInverse {
   constexpr int count_of(int64_t key) const { return counts[(chunks - 1) * keys + key]; }
 };
 
+/// When the steps of a tile of keys go from the last queries to the first.
+enum class LastQueriesFirst : uint8_t {
+  kNever,
+  kInTurns,  ///< where the order of additions is fixed, if the launch says so
+  kAlways
+};
+
 /// The backward is three launches: bwd_preprocess (delta, and zeros where sums are accumulated), the main kernel
 /// over key blocks, bwd_postprocess (dq from its float32 sums; the unused rows of dq). dbias and dsink have
 /// kernels of their own.
@@ -184,6 +191,12 @@ struct BackwardArgs {
   int heads_at_once = 1;
   /// Of a kernel that stays: sections of so many heads; those that are left make the last one.
   int whole_sections = 0;
+  /// Of a kernel that stays: whether the steps of a tile go from the last queries to the first. In a fixed order of additions the first
+  /// keys add first then, in rounds (tile::KeyRounds), else the last.
+  bool last_queries_first = false;
+  int key_rounds = 1;
+  /// Heads of the group whose steps at a block of queries follow one another: 1, or all.
+  int heads_a_block = 1;
   int slots = 0;  ///< CTAs that the GPU holds at a time: as many as kernels that stay need
   /// Where the blocks of keys of a head are a cluster: how many; and whether every other head has the last block at rank 0.
   int cluster = 0;

@@ -146,14 +146,14 @@ struct BwdSm90Bf16x3Consumer : BwdSm90Keys<Instance> {
   }
   /// Adds dQ of a step: each warp its 16 queries, straight from registers.
   __device__ __forceinline__ void add_dq(const Product& acc, const Work& work,
-                                         const BwdSm90Steps<false>& at) const {
+                                         const BwdSm90Steps<Instance>& at) const {
     const BackwardArgs& b = args.b;
-    const BwdSm90Turn turn = BwdSm90Turn::of<false>(b, work, at.head, at.n, kM, kN, warp()).of_half(own());
+    const BwdSm90Turn turn = BwdSm90Turn::of<Instance>(b, work, at.head(), at.n(), warp()).of_half(own());
     if (BwdSm90Turn::wanted(b)) {
       if (lane() == 0) turn.acquire();
       __syncwarp();  // the warp may add
     }
-    Dq::add_registers(acc, Dq::sums_of(b, at.head, at.n), 0);
+    Dq::add_registers(acc, Dq::sums_of(b, at.head(), at.n()), 0);
     if (BwdSm90Turn::wanted(b)) {
       __syncwarp();  // the warp has added
       if (lane() == 0) turn.release();
@@ -164,12 +164,12 @@ struct BwdSm90Bf16x3Consumer : BwdSm90Keys<Instance> {
 
   /// A step, number `count` of the CTA.
   __device__ __forceinline__ void step(Sums& sums, const Work& work, uint32_t count,
-                                       const BwdSm90Steps<false>& at) const {
+                                       const BwdSm90Steps<Instance>& at) const {
     const RingSlot<kConfig.q_stages> q(count);
     const RingSlot<kConfig.do_stages> d_o(count);
     const int q_at = kConfig.q_at() + q.index * kConfig.q_bytes(),
               do_at = kConfig.do_at() + d_o.index * kConfig.do_bytes();
-    const bool masked = Base::uniform(at.n < work[Work::kFullBegin] || at.n >= work[Work::kFullEnd]) != 0;
+    const bool masked = Base::uniform(at.n() < work[Work::kFullBegin] || at.n() >= work[Work::kFullEnd]) != 0;
     const bool last = at.left == 1;
     Scores s, dp;  // then P, dS
     Operand p, ds;
@@ -186,7 +186,7 @@ struct BwdSm90Bf16x3Consumer : BwdSm90Keys<Instance> {
     ptx::wgmma_wait<1>();
     ptx::wgmma_done(s);
     weigh(s, lse);
-    if (masked) mask(s, work, own(), at.n);
+    if (masked) mask(s, work, own(), at.n());
     to_operand(s, p);
     // dS of the step before has been read long ago. The wait stands here as the compiler moves nothing behind it: P is in
     // parts before the wait for dP.
@@ -197,7 +197,7 @@ struct BwdSm90Bf16x3Consumer : BwdSm90Keys<Instance> {
     delta.read(memory.delta(d_o.index));
     if (last) release(memory.empty_v());
     score_gradients(s, dp, delta);
-    if (masked) mask(dp, work, own(), at.n);
+    if (masked) mask(dp, work, own(), at.n());
     ptx::wgmma_fence();
     multiply(acc_dv, p, down(do_at, kM));
     to_operand(dp, ds);
@@ -267,8 +267,8 @@ struct BwdSm90Bf16x3Consumer : BwdSm90Keys<Instance> {
         ptx::mbarrier_wait(memory.full_v(), tiles & 1);
         tiles ^= 1;
         ptx::wgmma_fence();  // .aligned: the compiler takes the warp for whole again
-        BwdSm90Steps<false> steps(args.b, tile.work);
-        steps.left = Base::uniform(steps.left), steps.head = Base::uniform(steps.head);
+        BwdSm90Steps<Instance> steps(args.b, tile.work);
+        steps.left = Base::uniform(steps.left), steps.at.head = Base::uniform(steps.at.head);
 #pragma unroll 1
         for (; steps.left > 0; steps.next(tile.work), ++count) step(sums, tile.work, count, steps);
       }

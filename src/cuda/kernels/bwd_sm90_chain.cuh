@@ -57,22 +57,22 @@ struct BwdSm90Routes {
   const int rank;
   uint32_t received = 0, sent_down = 0, sent_up = 0;  ///< slices of dQ so far
 
-  __device__ __forceinline__ BwdSm90Route next(const BwdSm90Work& work, const BwdSm90Steps<false>& step,
-                                               int tile_m) {
+  template <class Steps>
+  __device__ __forceinline__ BwdSm90Route next(const BwdSm90Work& work, const Steps& step, int tile_m) {
     const bool up = work[BwdSm90Work::kUpwards] != 0;
     uint32_t flags = up ? BwdSm90Route::kUp : 0;
-    if (step.n >= work[BwdSm90Work::kBeforeBegin] && step.n < work[BwdSm90Work::kBeforeEnd]) {
+    if (step.n() >= work[BwdSm90Work::kBeforeBegin] && step.n() < work[BwdSm90Work::kBeforeEnd]) {
       flags |= BwdSm90Route::kReceives | (received++ & 1 ? BwdSm90Route::kInboxPhase : 0);
       // Sums come from the same side again, but for the ranks between the ends, where a tile ends that the next one mirrors.
       const bool turns = b.mirrors && step.left == 1 && rank > 0 && rank + 1 < b.cluster;
       if (up == turns) flags |= BwdSm90Route::kRoomAbove;
     }
-    if (step.n >= work[BwdSm90Work::kAfterBegin] && step.n < work[BwdSm90Work::kAfterEnd])
+    if (step.n() >= work[BwdSm90Work::kAfterBegin] && step.n() < work[BwdSm90Work::kAfterEnd])
       flags |= BwdSm90Route::kSends | ((up ? sent_up++ : sent_down++) & 1 ? BwdSm90Route::kRoomPhase : 0);
     const tile::RowsView& dq = b.p.dq;
-    const int batch = work[BwdSm90Work::kBatch], row = step.n * tile_m;
+    const int batch = work[BwdSm90Work::kBatch], row = step.n() * tile_m;
     return {flags, work[BwdSm90Work::kUsedQ] - row,
-            dq.data + dq.offset(batch, work[BwdSm90Work::kRowQ] + row, step.head - batch * b.p.heads_q) *
+            dq.data + dq.offset(batch, work[BwdSm90Work::kRowQ] + row, step.head() - batch * b.p.heads_q) *
                           (b.p.dq_is_f32 ? 4 : 2)};
   }
 };

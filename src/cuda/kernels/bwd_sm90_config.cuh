@@ -10,6 +10,8 @@
 #include "cuda/ptx/shared.cuh"
 #include "cuda/ptx/special.cuh"
 #include "cuda/warp/expression.cuh"
+#include "tile/alibi_reach.hpp"
+#include "tile/key_rounds.hpp"
 #include "tile/kv_blocks.hpp"
 #include "tile/wgmma_map.hpp"
 
@@ -60,10 +62,14 @@ struct BwdSm90Config {
   constexpr bool plans_apart() const { return dq_behind(); }
   /// Whether consumers stage dQ in shared memory for warps that add it.
   constexpr bool stages_dq() const { return !one_gradient && parts == 1 && !chain && !dq_behind(); }
-  /// Whether steps go from the last queries to the first. In a fixed order of additions the first keys are the first to add then, and their
-  /// tiles, the longest under a causal mask, the first to begin. All blocks of a head begin at the same queries, so a turn has to
-  /// be passed on in less than a step: with steps of 128 queries, and where red.v4 adds, the other order is faster.
-  constexpr bool last_queries_first() const { return stages_dq() && tile_m == kSlice; }
+  /// Measured: as fast or faster where TMA adds dQ, but with steps of 128 queries, whose consumers have no registers to walk so. Where
+  /// red.v4 adds, CTAs that are at the same rows get in each other's way, unless they wait for one another anyhow; 128 or 192 columns
+  /// gain nothing by it, and with terms there are no registers for it.
+  constexpr LastQueriesFirst last_queries_first() const {
+    if (stages_dq() && tile_m == kSlice) return LastQueriesFirst::kAlways;
+    return one_gradient && head_dim > 192 && !alibi && !expression ? LastQueriesFirst::kInTurns
+                                                                   : LastQueriesFirst::kNever;
+  }
   /// Whether the warps that add dQ can add dS to the gradient of a bias as well.
   constexpr bool adds_dbias() const { return expression && stages_dq(); }
   /// Whether there is room for a slice of dQ of each consumer: staged here, or by another CTA.
@@ -133,6 +139,7 @@ struct BwdSm90Work {
     kAfterBegin,
     kAfterEnd,  ///< those at which the block that adds after it does, in a chain
     kUpwards,   ///< whether dQ goes to the rank above, in a chain
+    kReach,     ///< of the slopes of the group, with alibi
     kDropout,   ///< Dropout::start, four words: consumers have no registers to keep it in
     kFields = kDropout + 4
   };
@@ -143,6 +150,12 @@ struct BwdSm90Work {
   }
   __device__ __forceinline__ void set(Field field, int x) const {
     ptx::st_shared_4(at + 4 * field, static_cast<uint32_t>(x));
+  }
+  __device__ __forceinline__ tile::SequenceSpan span() const {
+    tile::SequenceSpan span{};
+    span.row_q = (*this)[kRowQ], span.row_k = (*this)[kRowK];
+    span.used_q = (*this)[kUsedQ], span.used_k = (*this)[kUsedK];
+    return span;
   }
   __device__ __forceinline__ void set_dropout(const tile::AttentionParams& p) const {
     const tile::PhiloxWords start = tile::dropout_of(p).start;
@@ -184,46 +197,65 @@ struct BwdSm90Walk {
   }
 };
 
-/// The order of a tile's steps in the blocks of queries [begin, end) that see it (BwdSm90Config::last_queries_first).
-template <bool kLastFirst>
+/// The order of a tile's steps in the blocks of queries [begin, end) that see it: head by head of the group, or where tiles wait for one
+/// another block by block. They stay as far apart as they begin then, while a tile that sees fewer queries would catch up in each head.
+template <class Instance>
 struct BwdSm90Order {
-  __device__ __forceinline__ static int first(int begin, int end) { return kLastFirst ? end - 1 : begin; }
-  /// The block behind block n in this order, or none().
-  __device__ __forceinline__ static int behind(const BwdSm90Walk& walk, int n, int begin, int end) {
-    return kLastFirst ? walk.before(n, begin) : walk.behind(n, end);
+  static constexpr LastQueriesFirst kLastFirst = Instance::kConfig.last_queries_first();
+  const BackwardArgs& b;
+
+  /// Whether blocks of queries go from the last to the first.
+  __device__ __forceinline__ bool last_first() const {
+    return kLastFirst == LastQueriesFirst::kAlways ||
+           (kLastFirst == LastQueriesFirst::kInTurns && b.last_queries_first);
   }
-  __device__ __forceinline__ static int none(int begin, int end) { return kLastFirst ? begin - 1 : end; }
+  /// The block of queries of a step, its head, counted from that of the first step on, and how many heads before it were at that block.
+  struct Place {
+    int n, head, held;
+  };
+  __device__ __forceinline__ Place first(int begin, int end, int head = 0) const {
+    return {last_first() ? end - 1 : begin, head, 0};
+  }
+  __device__ __forceinline__ Place behind(const BwdSm90Walk& walk, Place at, int begin, int end) const {
+    if constexpr (kLastFirst != LastQueriesFirst::kNever) {
+      if (at.held + 1 < b.heads_a_block) return {at.n, at.head + 1, at.held + 1};
+      at.head -= at.held, at.held = 0;
+    }
+    at.n = last_first() ? walk.before(at.n, begin) : walk.behind(at.n, end);
+    const bool none = at.n == (last_first() ? begin - 1 : end);
+    return none ? first(begin, end, at.head + 1) : at;
+  }
 };
 
-/// The steps of a tile in their order: head by head of the group, in each the blocks of queries that see it.
-template <bool kLastFirst>
+/// The steps of a tile in their order.
+template <class Instance>
 struct BwdSm90Steps {
-  using Order = BwdSm90Order<kLastFirst>;
+  using Order = BwdSm90Order<Instance>;
+  const Order order;
+  const BwdSm90Walk walk;
   int left;        ///< -1: there is no tile any more
-  int head;        ///< query head, counted over all sequences
-  int n;           ///< block of queries
-  int begin, end;  ///< of n
-  BwdSm90Walk walk;
+  int begin, end;  ///< of blocks of queries
+  typename Order::Place at;
 
   __device__ __forceinline__ BwdSm90Steps(const BackwardArgs& b, const BwdSm90Work& work)
-      : left(work[BwdSm90Work::kSteps]),
-        head(work[BwdSm90Work::kBatch] * b.p.heads_q + work[BwdSm90Work::kHeadKv] * b.p.group),
+      : order{b},
+        walk(BwdSm90Walk::of(b, work)),
+        left(work[BwdSm90Work::kSteps]),
         begin(work[BwdSm90Work::kMBegin]),
         end(work[BwdSm90Work::kMEnd]),
-        walk(BwdSm90Walk::of(b, work)) {
-    n = Order::first(begin, end);
+        at(order.first(begin, end,
+                       work[BwdSm90Work::kBatch] * b.p.heads_q + work[BwdSm90Work::kHeadKv] * b.p.group)) {}
+  __device__ __forceinline__ int n() const { return at.n; }
+  /// The query head, counted over all sequences.
+  __device__ __forceinline__ int head() const { return at.head; }
+  __device__ __forceinline__ void next() {
+    --left;
+    at = order.behind(walk, at, begin, end);
   }
-  __device__ __forceinline__ void next() { next(begin, end); }
   /// The same, for those that have no registers for `begin` and `end`.
   __device__ __forceinline__ void next(const BwdSm90Work& work) {
-    next(work[BwdSm90Work::kMBegin], work[BwdSm90Work::kMEnd]);
-  }
-
- private:
-  __device__ __forceinline__ void next(int from, int to) {
     --left;
-    n = Order::behind(walk, n, from, to);
-    if (n == Order::none(from, to)) n = Order::first(from, to), ++head;
+    at = order.behind(walk, at, work[BwdSm90Work::kMBegin], work[BwdSm90Work::kMEnd]);
   }
 };
 
@@ -360,6 +392,21 @@ struct BwdSm90Memory {
   __device__ __forceinline__ uint32_t barrier(int i) const { return base + kConfig.barriers_at() + 8 * i; }
 };
 
+/// The blocks of queries that see any key of the block from `first_key` on, which may not exist.
+template <class Instance>
+__device__ __forceinline__ tile::KvBlocks bwd_sm90_queries_of(const tile::AttentionParams& p,
+                                                              const tile::SequenceSpan& span, int first_key,
+                                                              int reach) {
+  constexpr BwdSm90Config kConfig = Instance::kConfig;
+  if (first_key < 0 || first_key >= span.used_k) return {};
+  const int end = min(first_key + kConfig.tile_n(), span.used_k);
+  tile::KvBlocks blocks = tile::q_blocks(p, span, first_key, end, kConfig.tile_m);
+  if (blocks.begin >= blocks.end) return {};
+  if constexpr (kConfig.alibi)
+    blocks = tile::queries_in_reach(blocks, span, first_key, end, reach, kConfig.tile_m);
+  return blocks;
+}
+
 /// The fixed order in which key blocks add to a tile of dQ, so that the sums have the same bits each time: that of the tiles, so whom a
 /// CTA waits for has begun before it.
 struct BwdSm90Turn {
@@ -369,14 +416,28 @@ struct BwdSm90Turn {
   bool waits;  ///< whether a block adds before
 
   /// Of block n of a head, counted over all sequences; `part` of its sums has an order of its own. Null flag: no order.
-  template <bool kFirstKeysFirst>
+  template <class Instance>
   __device__ __forceinline__ static BwdSm90Turn of(const BackwardArgs& b, const BwdSm90Work& work, int head,
-                                                   int n, int tile_m, int tile_n, int part) {
+                                                   int n, int part) {
+    constexpr BwdSm90Config kConfig = Instance::kConfig;
+    constexpr int kTileN = kConfig.tile_n();
     if (b.dq_semaphore == nullptr) return {nullptr, 0, 0, false};
-    const int number = work[BwdSm90Work::kFirstKey] / tile_n;
-    return {b.dq_semaphore + b.semaphore_at(0, head, n * tile_m, 0) + part, number,
-            kFirstKeysFirst ? number : number + 2,
-            n >= work[BwdSm90Work::kBeforeBegin] && n < work[BwdSm90Work::kBeforeEnd]};
+    int* const flag = b.dq_semaphore + b.semaphore_at(0, head, n * kConfig.tile_m, 0) + part;
+    const int number = work[BwdSm90Work::kFirstKey] / kTileN;
+    const bool known = n >= work[BwdSm90Work::kBeforeBegin] && n < work[BwdSm90Work::kBeforeEnd];
+    if (!BwdSm90Order<Instance>{b}.last_first()) return {flag, number, number + 2, known};
+    const tile::KeyRounds rounds{b.key_rounds};
+    if (known) return {flag, number, number - rounds.rounds + 1, true};
+    // It is the first of its round at these queries.
+    const tile::SequenceSpan span = work.span();
+    const int reach = work[BwdSm90Work::kReach], row = n * kConfig.tile_m,
+              end = min(row + kConfig.tile_m, span.used_q);
+    tile::KvBlocks keys = tile::kv_blocks(b.p, span, row, end, kTileN);
+    if constexpr (kConfig.alibi) keys = tile::keys_in_reach(keys, span, row, end, reach, kTileN);
+    const int before = rounds.before(number, n, keys.end - 1, [&](int block) {
+      return bwd_sm90_queries_of<Instance>(b.p, span, block * kTileN, reach);
+    });
+    return {flag, number, before + 1, before >= 0};
   }
   /// The same, of the half of the block that a consumer adds, where the last keys add first.
   __device__ __forceinline__ BwdSm90Turn of_half(int consumer) const {

@@ -172,31 +172,28 @@ struct BwdSm90Consumer : BwdSm90Scores<Instance, kPart> {
 
   // --- the mainloop ---
 
-  /// Of a step in its tile: a block of queries, and a head of the group.
-  struct Place {
-    int n, head;
-  };
-  using Order = BwdSm90Order<kConfig.last_queries_first()>;
-  __device__ __forceinline__ static Place first_place(const Tile& tile) {
-    return {Order::first(tile.m_begin, tile.m_end), 0};
+  using Order = BwdSm90Order<Instance>;
+  using Place = typename Order::Place;  ///< its head of the group
+  __device__ __forceinline__ Place first_place(const Tile& tile) const {
+    return Order{args.b}.first(tile.m_begin, tile.m_end);
   }
-  /// Block by block, head by head.
   __device__ __forceinline__ Place place_behind(const Tile& tile, Place at) const {
-    int n = Order::behind(BwdSm90Walk::of(args.b, tile.work), at.n, tile.m_begin, tile.m_end);
-    if constexpr (Expression::kHasSees) n = uniform(n);
-    const Place first = first_place(tile);
-    return n == Order::none(tile.m_begin, tile.m_end) ? Place{first.n, at.head + 1} : Place{n, at.head};
+    at = Order{args.b}.behind(BwdSm90Walk::of(args.b, tile.work), at, tile.m_begin, tile.m_end);
+    if constexpr (Expression::kHasSees) at.n = uniform(at.n);
+    return at;
   }
 
-  /// The same the other way, of all blocks.
+  /// The same the other way, of all blocks, head by head.
   __device__ __forceinline__ static Place place_before(const Tile& tile, Place at) {
-    static_assert(!kConfig.last_queries_first() && (!Expression::kHasSees || !kDqBehind));
-    return at.n == tile.m_begin ? Place{tile.m_end - 1, at.head - 1} : Place{at.n - 1, at.head};
+    static_assert(kConfig.last_queries_first() == LastQueriesFirst::kNever);
+    static_assert(!Expression::kHasSees || !kDqBehind);
+    return at.n == tile.m_begin ? Place{tile.m_end - 1, at.head - 1, 0} : Place{at.n - 1, at.head, 0};
   }
 
   /// What this consumer keeps from step to step.
   struct State {
     Tile tile, next;  ///< `next` is known from the last step of `tile` on
+    Place at;         ///< of the step
     Ahead ahead;
     uint32_t steps = 0, tiles = 0;  ///< that this CTA has done; of the tiles those with steps
     bool looked = false;            ///< `ahead` is that of the next step
@@ -239,7 +236,9 @@ struct BwdSm90Consumer : BwdSm90Scores<Instance, kPart> {
   /// A step: block n of the queries of one head of the tile's group, the `first` of its tile, or with `more` behind it. A consumer that sums
   /// both gradients computes in it its share of dQ of the step before, whose dS both consumers have written long ago, and
   /// looks at what comes next while its last products run.
-  __device__ __forceinline__ void step(State& state, int n, bool first, bool more, int head) const {
+  __device__ __forceinline__ void step(State& state, bool first, bool more) const {
+    const Place at = state.at;
+    const int n = at.n;
     const uint32_t count = state.steps;
     const Tile& tile = state.tile;
     const bool masked = n < tile.full_begin || n >= tile.full_end;
@@ -259,13 +258,13 @@ struct BwdSm90Consumer : BwdSm90Scores<Instance, kPart> {
     if constexpr (kSumsDv) {
       ptx::wgmma_fence();
       issue_keys_by_queries<kD>(acc_s, k.index * kConfig.k_bytes(), q_at);
-      if constexpr (kConfig.dropout) find_kept(beside.kept, tile.work, n, head);
-      if constexpr (Expression::kHasSees) beside.cuts = find_seen(beside.seen, tile.work, n, head);
+      if constexpr (kConfig.dropout) find_kept(beside.kept, tile.work, n, at.head);
+      if constexpr (Expression::kHasSees) beside.cuts = find_seen(beside.seen, tile.work, n, at.head);
       if constexpr (!kBoth) state.ahead.lse.read(memory.lse(s));  // while S is computed
     }
     if constexpr (kDpBesideP) issue_dp(acc_dp, state.tiles, first, slot, do_at);
     constexpr int kBesideP = kBoth && kDpBesideP ? 1 : 0;
-    if constexpr (kSumsDv) weigh_step<kBesideP>(state, acc_s, p, factor, beside, {n, head}, masked);
+    if constexpr (kSumsDv) weigh_step<kBesideP>(state, acc_s, p, factor, beside, at, masked);
     if constexpr (kSumsDk && !kDpBesideP) issue_dp(acc_dp, state.tiles, first, slot, do_at);
     if constexpr (kDqBehind) issue_gradient<kDv>(state.sums.dv, p, do_at);  // beside it
     if constexpr (!kSumsDk) {
@@ -290,13 +289,13 @@ struct BwdSm90Consumer : BwdSm90Scores<Instance, kPart> {
     if constexpr (kSumsDv && !kDqBehind) issue_gradient<kDv>(state.sums.dv, p, do_at);
     if constexpr (kSumsDk) issue_gradient<kD>(state.sums.dk, ds, q_at);
     if constexpr (kDqBehind) {
-      if (more) look_behind(state, {n, head}, true);
+      if (more) look_behind(state, true);
       state.looked = more;
     } else if constexpr (kBoth) {
       finish_dq<2>(acc_dq, count - 1);
       if (first && state.tiles > 0)
         release(memory.empty_k(k.index ^ 1));  // dQ of the tile before is computed
-      look_behind(state, {n, head}, more);
+      look_behind(state, more);
     }
     if constexpr (kSumsDv) {
       ptx::wgmma_wait<kSumsDk ? 1 : 0>();
@@ -309,22 +308,22 @@ struct BwdSm90Consumer : BwdSm90Scores<Instance, kPart> {
       release(memory.empty_q(s));
     }
     if constexpr (kDqBehind) {
-      if (!first) add_dq(count - 1, tile.work, place_before(tile, {n, head}));
-      if (!more) add_dq(count, tile.work, {n, head});  // before K leaves
+      if (!first) add_dq(count - 1, tile.work, place_before(tile, at));
+      if (!more) add_dq(count, tile.work, at);  // before K leaves
     }
     ++state.steps;
   }
-  /// What the step behind place `at` begins with, in the same tile with `more`, else in the next.
-  __device__ __forceinline__ void look_behind(State& state, Place at, bool more) const {
+  /// Where the step behind is, and what it begins with: in the same tile with `more`, else in the next.
+  __device__ __forceinline__ void look_behind(State& state, bool more) const {
     const Tile& tile = state.tile;
     if (!more) state.next = open(tile.number + 1, state.tiles + 1);
     state.looked = more || state.next.steps > 0;
     if (!state.looked) return;
+    state.at = more ? place_behind(tile, state.at) : first_place(state.next);
     look_ahead(state.ahead, state.steps + 1);
     if constexpr (kCopiesPairs) {
-      const Place behind = more ? place_behind(tile, at) : first_place(state.next);
       const Work work = memory.work(more ? tile.number : tile.number + 1);
-      copy_pairs(state.steps + 1, work, behind.n, behind.head);
+      copy_pairs(state.steps + 1, work, state.at.n, state.at.head);
     }
   }
   /// dS to those who compute dQ.
@@ -436,14 +435,16 @@ struct BwdSm90Consumer : BwdSm90Scores<Instance, kPart> {
 #pragma unroll
       for (float& x : state.sums.dv) x = 0.0f;
       if (tile.steps > 0) {
-        if (kBoth && !state.looked) look_ahead(state.ahead, state.steps);
-        Place at = first_place(tile);
-        if (kCopiesPairs && !state.looked) copy_pairs(state.steps, tile.work, at.n, at.head);
+        if (!state.looked) {
+          state.at = first_place(tile);
+          if constexpr (kBoth) look_ahead(state.ahead, state.steps);
+          if constexpr (kCopiesPairs) copy_pairs(state.steps, tile.work, state.at.n, state.at.head);
+        }
         ptx::wgmma_fence();
 #pragma unroll 1
         for (int left = tile.steps; left > 0; --left) {
-          step(state, at.n, left == tile.steps, left > 1, at.head);
-          at = place_behind(tile, at);
+          step(state, left == tile.steps, left > 1);
+          if constexpr (!kBoth) state.at = place_behind(tile, state.at);
         }
         if constexpr (!kSumsDk || kDqBehind)
           release(memory.empty_k(RingSlot<kConfig.k_stages>(state.tiles).index));

@@ -172,14 +172,14 @@ struct BwdSm90Dq : BwdSm90Warpgroup<Instance> {
     for (uint32_t tile = 0;; ++tile) {
       ptx::mbarrier_wait(memory.full_work(tile), tile / 2 & 1);
       ptx::wgmma_fence();  // .aligned: the compiler takes the warp for whole again
-      BwdSm90Steps<kConfig.last_queries_first()> steps(args.b, memory.work(tile));
+      BwdSm90Steps<Instance> steps(args.b, memory.work(tile));
       steps.left = uniform(steps.left);
       if (steps.left < 0) break;
       const RingSlot<kConfig.k_stages> k(keys_read);
       const bool any = steps.left > 0;
 #pragma unroll 1
       for (; steps.left > 0; steps.next(), ++count)
-        step(count, k.index * kConfig.k_bytes(), sums_of(args.b, steps.head, steps.n));
+        step(count, k.index * kConfig.k_bytes(), sums_of(args.b, steps.head(), steps.n()));
       if (any) release(memory.empty_k(k.index)), ++keys_read;
       release(memory.empty_work(tile));
     }

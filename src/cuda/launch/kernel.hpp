@@ -146,11 +146,11 @@ struct Kernel {
   bool dk_alone = false;   ///< backward: dk; kBackwardDv and kBackwardDq kernels compute the others
   bool adds_dbias =
       false;  ///< backward: it (or the kBackwardDq behind it) adds dS to dbias, where that is its gradient (can_add_dbias)
-  bool any_order = false;         ///< backward: adds to the sums of dq in any order
-  bool first_keys_first = false;  ///< backward: where the order is fixed, the first keys add first
-  bool chain = false;             ///< backward: the blocks of keys of a head are the CTAs of a cluster
-  bool begins_early = false;      ///< waits itself for the launches before it, which may not have ended
-  int tile_m = 0, tile_n = 0;     ///< rows of queries and keys of one tile
+  bool any_order = false;  ///< backward: adds to the sums of dq in any order
+  LastQueriesFirst last_queries_first = LastQueriesFirst::kNever;  ///< backward, one that stays
+  bool chain = false;          ///< backward: the blocks of keys of a head are the CTAs of a cluster
+  bool begins_early = false;   ///< waits itself for the launches before it, which may not have ended
+  int tile_m = 0, tile_n = 0;  ///< rows of queries and keys of one tile
   int threads = 0;
   int cluster = 1;          ///< CTAs of a cluster, which take a tile together
   int ctas_per_sm = 1;      ///< forward, with a rate: CTAs that an SM is meant to hold

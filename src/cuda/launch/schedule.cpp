@@ -457,6 +457,45 @@ void take_list_inverse(const AttentionProblem& p, const DeviceProperties& device
   layout.list_queries = parts.take(saturating_product(rows, inverse.heads), p.list_size * 4);
 }
 
+/// The order in which the CTAs of a backward that stays take tiles, and walk through one.
+void order_tiles(const AttentionProblem& p, const Kernel& kernel, bool deterministic, BackwardArgs& args) {
+  const int64_t heads = std::max<int64_t>(1, p.batch * p.heads_kv);
+  const int64_t blocks =
+      p.packed ? std::max<int64_t>(1, ceil_div(p.total_k, p.batch * kernel.tile_n)) : args.key_blocks;
+  // Tiles from the first keys on have fewer and fewer steps, as under a causal mask.
+  const bool triangle = tiles_differ(p) && p.window_left < 0;
+  const bool always = kernel.last_queries_first == LastQueriesFirst::kAlways;
+  constexpr int64_t kManyInTurns =
+      64;  // (4,096 keys at d256.) In shorter heads tiles wait longer than before.
+  args.last_queries_first =
+      always || (kernel.last_queries_first == LastQueriesFirst::kInTurns && deterministic && triangle &&
+                 (p.group() > 1 || blocks >= kManyInTurns));
+  // As many heads as fill the GPU, so that CTAs share Q, dO and dq_sum in L2; where tiles differ twice as many, so
+  // that the longest of each come first, and the last section has enough to end evenly: two tiles a CTA. (Simulated
+  // at d128, causal: with what happens to be left 91 % of the GPU are busy at 2,048 tokens, so 99 %; with heads in groups
+  // of four, 4,096 tokens, 85 and 99 %.)
+  const int64_t filling = ceil_div(args.slots, blocks), tiles_each = tiles_differ(p) ? 2 : 1;
+  int64_t at_once = filling * tiles_each;
+  if (deterministic && !args.last_queries_first) {
+    at_once = filling;  // Q, dO and dQ of more leave L2, and nothing is won
+  } else if (deterministic) {
+    // With more heads fewer tiles of each run at a time, and wait for one another; those of short heads leave L2 then.
+    constexpr int64_t kManyBlocks = 32;
+    const bool many = blocks >= kManyBlocks;
+    if (many) at_once = 2 * filling;
+    args.heads_a_block = static_cast<int>(p.group());
+    if (triangle && p.group() == 1) {
+      at_once = always ? (many ? 4 : 2) * filling : std::max<int64_t>(2 * filling, 6);
+      // Tiles that follow one another begin at least a step and a half apart: about what passing a turn on takes.
+      args.key_rounds = static_cast<int>(ceil_div(3 * kernel.tile_m, kernel.tile_n));
+    }
+  }
+  args.sequences_first = shares_bias(p) || args.alibi_norms.wanted;
+  const int64_t whole = args.sequences_first && p.batch <= 2 * filling ? p.batch : 1;  // all that share
+  args.heads_at_once = static_cast<int>(std::clamp<int64_t>(ceil_div(at_once, whole) * whole, 1, heads));
+  args.whole_sections = tile::whole_sections(heads, args.heads_at_once, filling * tiles_each);
+}
+
 }  // namespace
 
 BackwardLayout backward_layout(const AttentionProblem& p, const Kernel& kernel,
@@ -480,23 +519,7 @@ BackwardLayout backward_layout(const AttentionProblem& p, const Kernel& kernel,
   }
   args.slots = device.sm_count * ctas_per_sm;
   args.alibi_norms.wanted = may_have_reach(p, kernel);
-  if (kernel.persistent) {
-    // As many heads as fill the GPU, so that CTAs share Q, dO and dq_sum in L2; where tiles differ twice as many, so
-    // that the longest of each come first, and the last section has enough to end evenly: two tiles a CTA. (Simulated
-    // at d128, causal: with what happens to be left 91 % of the GPU are busy at 2,048 tokens, so 99 %; with heads in groups
-    // of four, 4,096 tokens, 85 and 99 %.) Where the last keys are the first to add, no more than fill it: Q, dO and dQ of
-    // more leave L2, and nothing is won.
-    const int64_t heads = std::max<int64_t>(1, p.batch * p.heads_kv);
-    const int64_t blocks =
-        p.packed ? std::max<int64_t>(1, ceil_div(p.total_k, p.batch * kernel.tile_n)) : args.key_blocks;
-    const int64_t filling = ceil_div(args.slots, blocks), tiles_each = tiles_differ(p) ? 2 : 1;
-    args.sequences_first = shares_bias(p) || args.alibi_norms.wanted;
-    const int64_t whole = args.sequences_first && p.batch <= 2 * filling ? p.batch : 1;  // all that share
-    const int64_t at_once = deterministic && !kernel.first_keys_first ? 1 : tiles_each;
-    args.heads_at_once =
-        static_cast<int>(std::clamp<int64_t>(ceil_div(filling * at_once, whole) * whole, 1, heads));
-    args.whole_sections = tile::whole_sections(heads, args.heads_at_once, filling * tiles_each);
-  }
+  if (kernel.persistent) order_tiles(p, kernel, deterministic, args);
   if (kernel.chain) {
     args.cluster = args.key_blocks;
     args.mirrors = p.window_right >= 0;
