@@ -73,5 +73,20 @@ TEST(Dropout, AlmostEverything) {
   expect_conformance_of_all_types(spec);
 }
 
+/// Where a weight outgrows those of the blocks before by more than float32 holds, and is dropped: lse has it all the same.
+TEST(Dropout, OfWeightsThatOutgrowAllOthers) {
+  for (const int64_t head_dim : {64, 128, 256}) {
+    ProblemSpec spec;
+    spec.heads_q = spec.heads_kv = 2;
+    spec.seqlen_q = spec.seqlen_k = 300;
+    spec.head_dim = spec.head_dim_v = head_dim;
+    spec.window_right = 0;
+    spec.keys = Keys::kOneLarge;
+    spec.logit = 20;
+    spec.dropout = 0.5;
+    expect_conformance_of_all_types(spec);
+  }
+}
+
 }  // namespace
 }  // namespace fovea::conformance

@@ -39,13 +39,13 @@ struct FwdSm90Epilogue {
       : FwdSm90Epilogue(args_, work_, first_column_, static_cast<int>(ptx::thread_index())) {}
 
   /// Writes the warp's rows. `acc_o` is not normalised, and holds the row sums in its last eight columns with
-  /// row_sum_in_mma. A warp with any output that is not finite computes its rows again.
+  /// row_sum_in_mma. A warp with any output, or with dropout any sum, that is not finite computes its rows again.
   template <class Rows, int kRegsO>
   __device__ __forceinline__ void write(const float (&acc_o)[kRegsO], const Rows& rows) const {
     if constexpr (kConfig.stream_k) {
       if (warp_row >= work.end_row) return;
     }
-    if (any_not_finite(acc_o)) {
+    if (any_not_finite(acc_o) || (kConfig.dropout && any_sum_not_finite(rows))) {
       write_exact_rows();
       return;
     }
@@ -83,6 +83,12 @@ struct FwdSm90Epilogue {
 #pragma unroll
     for (int i = 0; i < kColumns / 2; ++i) probe[i % 4] = fmaf(acc_o[i], 0.0f, probe[i % 4]);
     return __any_sync(0xffffffffu, (probe[0] + probe[1]) + (probe[2] + probe[3]) != 0.0f);
+  }
+
+  /// The same of the sums of weights: an infinite weight that is dropped is in these alone.
+  template <class Rows>
+  __device__ __forceinline__ static bool any_sum_not_finite(const Rows& rows) {
+    return __any_sync(0xffffffffu, fmaf(rows.row_sum[0], 0.0f, rows.row_sum[1] * 0.0f) != 0.0f);
   }
 
   /// Computes all rows of the warp again, key by key.
