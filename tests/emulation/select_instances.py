@@ -30,7 +30,8 @@ def main():
         for row in family["instances"]:
             for dtype in row.get("dtypes", [None]):
                 one = dict(row, dtypes=[dtype]) if dtype else dict(row)
-                if one.get("runtime"):  # made for an expression, by a compiler that knows no emulated device
+                # Made for an expression, by a compiler that knows no emulated device; others are compiled here.
+                if one.pop("runtime", False) and one.get("config", {"expression": True}).get("expression"):
                     continue
                 (kernel,) = make_instances.kernels_of(key, dict(family, instances=[one]))
                 if chosen(kernel["name"]):

@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """Reads the machine code of kernels whose speed depends on whether the compiler proves their loop warp-uniform.
 
-    sass_test.py [--tools FOLDER] OBJECT...     object files that hold such kernels
+    sass_test.py --list KERNELS.JSON --family FAMILY... [--tools FOLDER] --objects OBJECT...
+        all kernels of these families that the list has, which are to be in the object files
     sass_test.py --self-test
 
 Between the first and the last HGMMA of a kernel (its products, PTX: wgmma.mma_async) lies its loop over blocks of keys. If the compiler
@@ -10,6 +11,7 @@ it is slower by a tenth, and nothing says so (docs/kernels/fwd_sm90.md, "Traps o
 cuobjdump nor nvdisasm is here.
 """
 import argparse
+import json
 import os
 import pathlib
 import re
@@ -26,6 +28,7 @@ FORBIDDEN = {
     "STL": "a store to local memory",
 }
 SECTION = re.compile(r"^\s*\.section\s+\.text\.([^,]+),", re.MULTILINE)
+INSTANCE = re.compile(r"9instances(\d+)(\w+)")
 INSTRUCTION = re.compile(r"/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([A-Z][A-Z0-9_]*)")
 
 
@@ -51,15 +54,23 @@ def problems(operations):
             for operation, what in FORBIDDEN.items() if operation in loop]  # fmt: skip
 
 
-def check(path, cuobjdump, nvdisasm):
-    """Kernels of an object file that were looked at, and what is wrong with them."""
-    looked, wrong = 0, []
+def name_of(symbol):
+    """The name of a kernel in the list of instances, of its mangled one; '' where there is none."""
+    match = INSTANCE.search(symbol)
+    return match[2][: int(match[1])] if match else ""
+
+
+def check(path, wanted, cuobjdump, nvdisasm):
+    """Those of the wanted kernels that an object file has, and what is wrong with them."""
+    looked, wrong = set(), []
     with tempfile.TemporaryDirectory() as folder:
         subprocess.run([cuobjdump, "--extract-elf", "all", str(path.resolve())], cwd=folder, check=True, capture_output=True)
         for cubin in sorted(pathlib.Path(folder).glob("*sm_90a*.cubin")):
             done = subprocess.run([nvdisasm, "--print-code", str(cubin)], check=True, capture_output=True, text=True)
             for name, operations in kernels(done.stdout):
-                looked += 1
+                if name_of(name) not in wanted:
+                    continue
+                looked.add(name_of(name))
                 wrong += [f"{path.name}: {name}: {problem}" for problem in problems(operations)]
     return looked, wrong
 
@@ -74,13 +85,17 @@ def self_test():
     assert found["good"] == [], found
     assert len(found["bad"]) == 1 and found["bad"][0].startswith("1 BSSY"), found
     assert problems(["FADD"]) == ["no HGMMA"]
+    assert name_of("_ZN5fovea4cuda8fwd_sm90INS0_9instances17fwd_sm90_bf16_d64EEEvNS0_14TmaForwardArgsE") == "fwd_sm90_bf16_d64"
+    assert name_of("_ZN5fovea4cuda4moveEv") == ""
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tools", type=pathlib.Path, metavar="FOLDER", help="its bin/ may have cuobjdump and nvdisasm")
     parser.add_argument("--self-test", action="store_true")
-    parser.add_argument("objects", nargs="*", type=pathlib.Path, metavar="OBJECT")
+    parser.add_argument("--list", type=pathlib.Path, metavar="KERNELS.JSON", help="kernels.json of the build")
+    parser.add_argument("--family", nargs="+", default=[])
+    parser.add_argument("--objects", nargs="+", type=pathlib.Path, metavar="OBJECT", default=[])
     args = parser.parse_args()
     if args.self_test:
         self_test()
@@ -91,13 +106,17 @@ def main():
         return NO_TOOLS
     # cuobjdump starts nvdisasm by name for some of what it prints.
     os.environ["PATH"] = f"{pathlib.Path(nvdisasm).parent}{os.pathsep}{os.environ.get('PATH', '')}"
-    looked, wrong = 0, []
-    for path in args.objects:
-        count, found = check(path, cuobjdump, nvdisasm)
-        looked += count
+    units = {kernel["name"]: kernel["unit"] for kernel in json.loads(args.list.read_text(encoding="utf-8")) if kernel["family"] in args.family}
+    wanted = units.keys()
+    objects = [path for path in args.objects if path.name.removesuffix(".cu.o") in units.values()]
+    looked, wrong = set(), []
+    for path in objects:
+        names, found = check(path, wanted, cuobjdump, nvdisasm)
+        looked |= names
         wrong += found
-    print("\n".join([*wrong, f"{looked} kernels of {len(args.objects)} files, {len(wrong)} findings"]))
-    return 1 if wrong or looked == 0 else 0
+    wrong += [f"{name}: in none of the files" for name in sorted(wanted - looked)]
+    print("\n".join([*wrong, f"{len(looked)} kernels of {len(objects)} files, {len(wrong)} findings"]))
+    return 1 if wrong or not wanted else 0
 
 
 if __name__ == "__main__":

@@ -249,7 +249,7 @@ __device__ __forceinline__ void bwd_tf32_rows(const BackwardArgs& args, unsigned
 template <class Instance>
 __global__ void __launch_bounds__(Instance::kConfig.threads(), Instance::kConfig.min_ctas)
     bwd_tf32(const __grid_constant__ BackwardArgs args) {
-  extern __shared__ __align__(128) unsigned char shared[];
+  extern __shared__ __align__(1024) unsigned char shared[];
   const BwdTf32Ctas ctas(args.p, Instance::kConfig.tile_m());
   const auto of_keys = static_cast<unsigned>(ctas.of_keys);
   if (blockIdx.x < of_keys) {

@@ -177,7 +177,7 @@ __global__ void __launch_bounds__(Instance::kConfig.threads(), Instance::kConfig
     fwd_tf32(const __grid_constant__ ForwardArgs args) {
   using Cta = FwdTf32Cta<Instance>;
   using Rows = FwdTf32Rows<Instance>;
-  extern __shared__ __align__(128) unsigned char shared[];
+  extern __shared__ __align__(1024) unsigned char shared[];
   const Cta cta(args, shared);
   if (!cta.find_place()) return;
   const FwdTf32Place& place = cta.place;
