@@ -232,7 +232,13 @@ class OwnedProblem {
     if (!queries && spec.page_size > 0) shape[1] = spec.page_size;
     if (!queries && (spec.page_size > 0 || !spec.cache_batch.empty())) shape[0] = spec.caches;
     if (queries ? spec.packed() : spec.packed_k()) shape = {total(queries), heads, size};
-    return make(role, type, shape, strides_for(shape, true));
+    int expanded = role == Role::kK || role == Role::kV ? spec.expanded_keys : 0;
+    if (shape.size() == 3) expanded >>= 1;  // packed tensors have no sequences
+    Sizes strides = strides_for(broadcast(shape, expanded), true);
+    for (size_t axis = 0; axis < shape.size(); ++axis) {
+      if (expanded >> axis & 1) strides[axis] = 0;
+    }
+    return make(role, type, shape, strides);
   }
   int64_t leftpad(int64_t b) const {
     return spec.leftpad_k.empty() ? 0 : spec.leftpad_k[static_cast<size_t>(b)];

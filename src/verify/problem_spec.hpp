@@ -167,6 +167,8 @@ struct ProblemSpec {
   int named_broadcast = 0;       ///< bit a: dimension a of named tensors has size 1, where it may
   int64_t named_spare = 0;       ///< more elements than are indexed, in each dimension that names index
 
+  /// Bit a: dimension a of k and v (0: sequences, 2: heads) has stride 0, as of an expanded tensor.
+  int expanded_keys = 0;
   Layout layout = Layout::kCompact;
   /// Tensors of layouts other than compact start at a multiple of 64 bytes, too (but for kPageEnd).
   bool aligned = false;
@@ -272,6 +274,7 @@ inline std::string describe(const ProblemSpec& s) {
     out << " named=" << name_of(s.named_type) << ",broadcast" << s.named_broadcast << ",spare"
         << s.named_spare << (s.named_gradients ? ",gradients" : "");
   }
+  if (s.expanded_keys != 0) out << " expanded_keys" << s.expanded_keys;
   out << " layout" << static_cast<int>(s.layout) << (s.aligned ? ",aligned" : "") << " placement"
       << static_cast<int>(s.placement) << " keys" << static_cast<int>(s.keys) << " logit=" << s.logit
       << " data=" << s.data_seed;

@@ -111,6 +111,7 @@ const std::vector<Feature>& features() {
       {"float32_gradients", [](ProblemSpec& s) { s.gradients_are_f32 = true; }},
       {"padded", [](ProblemSpec& s) { s.layout = Layout::kPadded; }},
       {"heads_first", [](ProblemSpec& s) { s.layout = Layout::kHeadsFirst; }},
+      {"expanded_keys", [](ProblemSpec& s) { s.expanded_keys = 0b0101; }},
       {"plan_without_data", [](ProblemSpec& s) { s.plan_knows_data = false; }},
       {"growing_keys",
        [](ProblemSpec& s) {

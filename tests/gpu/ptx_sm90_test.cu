@@ -148,14 +148,14 @@ __global__ void copy_boxes(const __grid_constant__ Maps maps, uint16_t* raw, int
     raw[i] = reinterpret_cast<uint16_t*>(memory)[i];
 }
 
-TEST(PtxSm90, TmaCopiesBoxesSwizzled) {
-  FOVEA_SKIP_WITHOUT_HOPPER();
-  // (rows, heads, columns) of 20 x 3 x 64; a box of rows 7 .. 22 of head 1.
+/// (rows, heads, columns) of 20 x 3 x 64; a box of rows 7 .. 22 of head 1. `expanded`: all heads are the first, by a stride of 0.
+void expect_boxes(bool expanded) {
   constexpr int kRows = 20, kHeads = 3, kRow = 7;
   std::vector<__half> values(kRows * kHeads * kColumns);
   for (size_t i = 0; i < values.size(); ++i) values[i] = element<__half>(static_cast<int>(i));
   const DeviceArray<__half> from(values);
-  const cuuint64_t row_bytes = kHeads * kColumns * 2, head_bytes = kColumns * 2, all = row_bytes * kRows;
+  const cuuint64_t row_bytes = kHeads * kColumns * 2, head_bytes = expanded ? 0 : kColumns * 2,
+                   all = row_bytes * kRows;
   Maps maps;
   ASSERT_EQ(encode(&maps.from4, from.data(), {kColumns, kRows, kHeads, 1}, {row_bytes, head_bytes, all},
                    {kColumns, kBoxRows, 1, 1}),
@@ -168,7 +168,7 @@ TEST(PtxSm90, TmaCopiesBoxesSwizzled) {
   copy_boxes<<<1, 32, 2 * kColumns * kBoxRows * 2>>>(maps, raw.data(), kRow);
   const auto got = raw.values();
   const auto at = [&](int row, int column) {
-    return values[static_cast<size_t>((row * kHeads + 1) * kColumns + column)];
+    return values[static_cast<size_t>((row * kHeads + (expanded ? 0 : 1)) * kColumns + column)];
   };
   for (int b = 0; b < 2; ++b) {
     for (int r = 0; r < kBoxRows; ++r) {
@@ -182,6 +182,15 @@ TEST(PtxSm90, TmaCopiesBoxesSwizzled) {
       }
     }
   }
+}
+
+TEST(PtxSm90, TmaCopiesBoxesSwizzled) {
+  FOVEA_SKIP_WITHOUT_HOPPER();
+  expect_boxes(false);
+}
+TEST(PtxSm90, TmaCopiesOneHeadForAll) {
+  FOVEA_SKIP_WITHOUT_HOPPER();
+  expect_boxes(true);
 }
 
 struct FromAndTo {

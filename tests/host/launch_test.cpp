@@ -288,11 +288,13 @@ TEST(KernelTable, TmaTakesNoOddStridesAndNothingEmpty) {
   const Kernel kernel = tiles_of_three_sizes()[0];
   AttentionProblem p = problem(2, 512, 512, 16, 16, 128);
   EXPECT_EQ(cannot(kernel, p, hopper()), "");
-  p.tensors[index_of(Role::kK)].stride[2] = 0;  // one head, broadcast
-  EXPECT_NE(cannot(kernel, p, hopper()).find("k has one of 0"), std::string::npos);
+  p.tensors[index_of(Role::kK)].stride[2] = 0;  // one head, expanded
+  EXPECT_EQ(cannot(kernel, p, hopper()), "");
+  p.tensors[index_of(Role::kK)].stride[2] = -128;
+  EXPECT_NE(cannot(kernel, p, hopper()).find("k has one of -256"), std::string::npos);
   p = problem(2, 512, 512, 16, 16, 128);
   p.tensors[index_of(Role::kQ)].stride[0] = int64_t{1} << 40;
-  EXPECT_NE(cannot(kernel, p, hopper()).find("strides of up to 2^40 bytes"), std::string::npos);
+  EXPECT_NE(cannot(kernel, p, hopper()).find("strides from 0 to 2^40 bytes"), std::string::npos);
   EXPECT_EQ(cannot(kernel, problem(2, 512, 0, 16, 16, 128), hopper()),
             "copies by TMA, which takes no empty tensors");
 }
@@ -1146,8 +1148,8 @@ TEST(KernelChoice, ChainsTakeKeysThatAClusterHolds) {
 TEST(Schedule, PackedSequencesHaveNoStrideOfBatches) {
   AttentionProblem p = problem(3, 512, 512, 4, 4, 64);
   EXPECT_EQ(tma_cannot_because(p, false), "");
-  for (const Role role : {Role::kQ, Role::kK, Role::kV}) p.tensors[index_of(role)].stride[0] = 0;
-  EXPECT_NE(tma_cannot_because(p, false), "") << "a batch that is expanded";
+  for (const Role role : {Role::kQ, Role::kK, Role::kV}) p.tensors[index_of(role)].stride[0] = -64;
+  EXPECT_NE(tma_cannot_because(p, false), "") << "sequences from the last to the first";
   p.packed = p.packed_k = true;
   EXPECT_EQ(tma_cannot_because(p, false), "");
 }

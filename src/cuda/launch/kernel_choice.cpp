@@ -499,9 +499,9 @@ std::string tma_cannot_because(const AttentionProblem& p, bool copies) {
     const bool packed = has_keys(spec_of(role)) ? p.packed_k : p.packed;
     for (size_t i = packed ? 1 : 0; i < 3; ++i) {  // packed sequences have no stride of batches
       const int64_t bytes = t.stride[i] * size_of(t.dtype);
-      if (!copies && t.shape[i] > 1 && (bytes <= 0 || bytes >= kTmaStrideLimit)) {
-        return std::string("copies by TMA, which takes strides of up to 2^40 bytes, above 0; ") +
-               name_of(role) + " has one of " + std::to_string(bytes);
+      if (!copies && t.shape[i] > 1 && (bytes < 0 || bytes >= kTmaStrideLimit)) {
+        return std::string("copies by TMA, which takes strides from 0 to 2^40 bytes; ") + name_of(role) +
+               " has one of " + std::to_string(bytes);
       }
     }
   }
