@@ -642,6 +642,23 @@ TEST(PtxSm90, ThreadIndexIsThreadIdx) {
   for (size_t i = 0; i < got.size(); ++i) EXPECT_EQ(got[i], i);
 }
 
+__global__ void time_a_wait(int64_t* passed, uint32_t clocks) {
+  const int64_t begin = clock64();
+  ptx::wait_clocks(clocks);
+  passed[threadIdx.x] = clock64() - begin;
+}
+
+TEST(PtxSm90, WaitsForClocks) {
+  FOVEA_SKIP_WITHOUT_HOPPER();
+  constexpr uint32_t kClocks = 5000;
+  DeviceArray<int64_t> passed(64);
+  time_a_wait<<<1, 64>>>(passed.data(), kClocks);
+  for (const int64_t clocks : passed.values()) {
+    EXPECT_GE(clocks, kClocks);
+    EXPECT_LT(clocks, 2 * kClocks);
+  }
+}
+
 template <class T>
 __global__ void maxima(const uint32_t* a, const uint32_t* b, uint32_t* c) {
   c[threadIdx.x] = ptx::max_pair<T>(a[threadIdx.x], b[threadIdx.x]);

@@ -1055,18 +1055,28 @@ TEST(Schedule, TilesThatWaitForOneAnotherBeginApart) {
   const BackwardArgs causal = args_of(kAlways, 8192, 1, true, -1, true);
   EXPECT_TRUE(causal.last_queries_first);
   EXPECT_EQ(causal.key_rounds, 2) << "a step and a half apart, of two steps that a tile is shorter";
-  EXPECT_EQ(causal.heads_a_block, 1);
+  EXPECT_EQ(causal.heads_a_block.value, 1);
   EXPECT_GT(causal.heads_at_once, args_of(kAlways, 8192, 1, true, -1, false).heads_at_once);
   const BackwardArgs groups = args_of(kAlways, 8192, 4, true, -1, true);
-  EXPECT_EQ(groups.heads_a_block, 4);
+  EXPECT_EQ(groups.heads_a_block.value, 4);
   EXPECT_EQ(groups.key_rounds, 1);
   EXPECT_EQ(args_of(kAlways, 8192, 1, false, -1, true).key_rounds, 1) << "all tiles are as long";
   EXPECT_EQ(args_of(kAlways, 8192, 1, true, 512, true).key_rounds, 1) << "with a window, too";
+  // Eight blocks of 1,024 keys: 17 heads fill 132 SMs. Rows of 64 columns take 512 bytes, of 128 twice as many.
+  stays.last_queries_first = kAlways;
+  for (const int64_t columns : {64, 128}) {
+    AttentionProblem p = problem(64, 1024, 1024, 16, 16, columns);
+    p.window_right = 0;
+    stays.head_dim = stays.head_dim_v = static_cast<int>(columns);
+    EXPECT_EQ(backward_layout(p, stays, hopper(), 1, true).args.heads_at_once,
+              columns == 64 ? 4 * 17 : 2 * 17)
+        << "as long as they stay in L2";
+  }
   for (const int group : {1, 4}) {
     const BackwardArgs fast = args_of(kAlways, 8192, group, true, -1, false);
     EXPECT_TRUE(fast.last_queries_first);
     EXPECT_EQ(fast.key_rounds, 1) << "nobody waits";
-    EXPECT_EQ(fast.heads_a_block, 1);
+    EXPECT_EQ(fast.heads_a_block.value, 1);
     EXPECT_FALSE(args_of(kInTurns, 8192, group, true, -1, false).last_queries_first);
     EXPECT_TRUE(args_of(kInTurns, 8192, group, true, -1, true).last_queries_first);
     EXPECT_FALSE(args_of(kInTurns, 8192, group, false, -1, true).last_queries_first);
@@ -1074,7 +1084,7 @@ TEST(Schedule, TilesThatWaitForOneAnotherBeginApart) {
     const BackwardArgs never = args_of(kNever, 8192, group, true, -1, true);
     EXPECT_FALSE(never.last_queries_first);
     EXPECT_EQ(never.key_rounds, 1);
-    EXPECT_EQ(never.heads_a_block, 1);
+    EXPECT_EQ(never.heads_a_block.value, 1);
   }
 }
 

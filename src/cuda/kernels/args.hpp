@@ -7,6 +7,7 @@
 #include "cuda/kernels/transposed_values.hpp"
 #include "tile/alibi_reach.hpp"
 #include "tile/attention_params.hpp"
+#include "tile/divisor.hpp"
 #include "tile/seen_blocks.hpp"
 #include "tile/tile_scheduler.hpp"
 
@@ -196,7 +197,7 @@ struct BackwardArgs {
   bool last_queries_first = false;
   int key_rounds = 1;
   /// Heads of the group whose steps at a block of queries follow one another: 1, or all.
-  int heads_a_block = 1;
+  tile::Divisor heads_a_block = 1;
   int slots = 0;  ///< CTAs that the GPU holds at a time: as many as kernels that stay need
   /// Where the blocks of keys of a head are a cluster: how many; and whether every other head has the last block at rank 0.
   int cluster = 0;

@@ -148,12 +148,13 @@ struct BwdSm90Bf16x3Consumer : BwdSm90Keys<Instance> {
   __device__ __forceinline__ void add_dq(const Product& acc, const Work& work,
                                          const BwdSm90Steps<Instance>& at) const {
     const BackwardArgs& b = args.b;
-    const BwdSm90Turn turn = BwdSm90Turn::of<Instance>(b, work, at.head(), at.n(), warp()).of_half(own());
+    const int head = at.head(work);
+    const BwdSm90Turn turn = BwdSm90Turn::of<Instance>(b, work, head, at.n(), warp()).of_half(own());
     if (BwdSm90Turn::wanted(b)) {
       if (lane() == 0) turn.acquire();
       __syncwarp();  // the warp may add
     }
-    Dq::add_registers(acc, Dq::sums_of(b, at.head(), at.n()), 0);
+    Dq::add_registers(acc, Dq::sums_of(b, head, at.n()), 0);
     if (BwdSm90Turn::wanted(b)) {
       __syncwarp();  // the warp has added
       if (lane() == 0) turn.release();
@@ -268,7 +269,7 @@ struct BwdSm90Bf16x3Consumer : BwdSm90Keys<Instance> {
         tiles ^= 1;
         ptx::wgmma_fence();  // .aligned: the compiler takes the warp for whole again
         BwdSm90Steps<Instance> steps(args.b, tile.work);
-        steps.left = Base::uniform(steps.left), steps.at.head = Base::uniform(steps.at.head);
+        steps.left = Base::uniform(steps.left), steps.at.round = Base::uniform(steps.at.round);
 #pragma unroll 1
         for (; steps.left > 0; steps.next(tile.work), ++count) step(sums, tile.work, count, steps);
       }

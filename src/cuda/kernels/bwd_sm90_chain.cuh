@@ -72,7 +72,7 @@ struct BwdSm90Routes {
     const tile::RowsView& dq = b.p.dq;
     const int batch = work[BwdSm90Work::kBatch], row = step.n() * tile_m;
     return {flags, work[BwdSm90Work::kUsedQ] - row,
-            dq.data + dq.offset(batch, work[BwdSm90Work::kRowQ] + row, step.head() - batch * b.p.heads_q) *
+            dq.data + dq.offset(batch, work[BwdSm90Work::kRowQ] + row, step.head_of_sequence(work)) *
                           (b.p.dq_is_f32 ? 4 : 2)};
   }
 };

@@ -62,11 +62,16 @@ struct BwdSm90Config {
   constexpr bool plans_apart() const { return dq_behind(); }
   /// Whether consumers stage dQ in shared memory for warps that add it.
   constexpr bool stages_dq() const { return !one_gradient && parts == 1 && !chain && !dq_behind(); }
-  /// Measured: as fast or faster where TMA adds dQ, but with steps of 128 queries, whose consumers have no registers to walk so. Where
-  /// red.v4 adds, CTAs that are at the same rows get in each other's way, unless they wait for one another anyhow; 128 or 192 columns
+  /// Clocks by which the second consumer begins a tile later. Where each adds dQ itself behind a step's other products, both fall into step
+  /// when they wait for the same Q, and want products and exponentials at the same time; begun apart they stay so. Measured at 192/128
+  /// (H200): 500 to 2,500 make a tile 5 to 9 % faster, 1,000 most. Other kernels gain 1 % or nothing.
+  constexpr int clocks_apart() const { return dq_behind() ? 1000 : 0; }
+  /// Measured: as fast or faster where TMA adds dQ. With terms consumers of 128 queries a step have no registers to walk so. Where red.v4
+  /// adds, CTAs that are at the same rows get in each other's way, unless they wait for one another anyhow; 128 or 192 columns
   /// gain nothing by it, and with terms there are no registers for it.
   constexpr LastQueriesFirst last_queries_first() const {
-    if (stages_dq() && tile_m == kSlice) return LastQueriesFirst::kAlways;
+    if (stages_dq() && (tile_m == kSlice || (!alibi && !dropout && !expression)))
+      return LastQueriesFirst::kAlways;
     return one_gradient && head_dim > 192 && !alibi && !expression ? LastQueriesFirst::kInTurns
                                                                    : LastQueriesFirst::kNever;
   }
@@ -199,9 +204,13 @@ struct BwdSm90Walk {
 
 /// The order of a tile's steps in the blocks of queries [begin, end) that see it: head by head of the group, or where tiles wait for one
 /// another block by block. They stay as far apart as they begin then, while a tile that sees fewer queries would catch up in each head.
+///
+/// A place is one number where others would take two: the block of queries times the heads that are taken a block, plus which of them it is.
+/// begin and end are times these heads, too: scaled().
 template <class Instance>
 struct BwdSm90Order {
   static constexpr LastQueriesFirst kLastFirst = Instance::kConfig.last_queries_first();
+  static constexpr bool kHeadByHead = kLastFirst == LastQueriesFirst::kNever;
   const BackwardArgs& b;
 
   /// Whether blocks of queries go from the last to the first.
@@ -209,21 +218,40 @@ struct BwdSm90Order {
     return kLastFirst == LastQueriesFirst::kAlways ||
            (kLastFirst == LastQueriesFirst::kInTurns && b.last_queries_first);
   }
-  /// The block of queries of a step, its head, counted from that of the first step on, and how many heads before it were at that block.
   struct Place {
-    int n, head, held;
+    int at;     ///< the block and the head
+    int round;  ///< how often all blocks were passed: the head, where one is taken a block
   };
-  __device__ __forceinline__ Place first(int begin, int end, int head = 0) const {
-    return {last_first() ? end - 1 : begin, head, 0};
+  __device__ __forceinline__ int scaled(int block) const {
+    return kHeadByHead ? block : block * b.heads_a_block.value;
   }
-  __device__ __forceinline__ Place behind(const BwdSm90Walk& walk, Place at, int begin, int end) const {
-    if constexpr (kLastFirst != LastQueriesFirst::kNever) {
-      if (at.held + 1 < b.heads_a_block) return {at.n, at.head + 1, at.held + 1};
-      at.head -= at.held, at.held = 0;
+  /// The block of queries of a place.
+  __device__ __forceinline__ int block(Place place) const {
+    return kHeadByHead ? place.at
+                       : static_cast<int>(b.heads_a_block.quotient(static_cast<uint32_t>(place.at)));
+  }
+  /// Its head, counted from the first of the group on.
+  __device__ __forceinline__ int head(Place place) const {
+    return kHeadByHead ? place.round : place.round + b.heads_a_block.remainder(place.at);
+  }
+  __device__ __forceinline__ Place first(int begin, int end, int round = 0) const {
+    return {last_first() ? end - 1 : begin, round};
+  }
+  __device__ __forceinline__ Place behind(const BwdSm90Walk& walk, Place place, int begin, int end) const {
+    place.at = next(walk, place, begin, end);
+    const bool none = place.at == (last_first() ? begin - 1 : end);
+    return none ? first(begin, end, place.round + 1) : place;
+  }
+
+ private:
+  __device__ __forceinline__ int next(const BwdSm90Walk& walk, Place place, int begin, int end) const {
+    if constexpr (Expression::kHasSees) {
+      const int n = block(place), within = place.at - scaled(n), heads = scaled(1);
+      if (last_first())
+        return within > 0 ? place.at - 1 : scaled(walk.before(n, block({begin, 0}))) + heads - 1;
+      return within + 1 < heads ? place.at + 1 : scaled(walk.behind(n, block({end, 0})));
     }
-    at.n = last_first() ? walk.before(at.n, begin) : walk.behind(at.n, end);
-    const bool none = at.n == (last_first() ? begin - 1 : end);
-    return none ? first(begin, end, at.head + 1) : at;
+    return last_first() ? place.at - 1 : place.at + 1;
   }
 };
 
@@ -234,20 +262,29 @@ struct BwdSm90Steps {
   const Order order;
   const BwdSm90Walk walk;
   int left;        ///< -1: there is no tile any more
-  int begin, end;  ///< of blocks of queries
+  int begin, end;  ///< of blocks of queries, scaled
   typename Order::Place at;
 
   __device__ __forceinline__ BwdSm90Steps(const BackwardArgs& b, const BwdSm90Work& work)
       : order{b},
         walk(BwdSm90Walk::of(b, work)),
         left(work[BwdSm90Work::kSteps]),
-        begin(work[BwdSm90Work::kMBegin]),
-        end(work[BwdSm90Work::kMEnd]),
-        at(order.first(begin, end,
-                       work[BwdSm90Work::kBatch] * b.p.heads_q + work[BwdSm90Work::kHeadKv] * b.p.group)) {}
-  __device__ __forceinline__ int n() const { return at.n; }
-  /// The query head, counted over all sequences.
-  __device__ __forceinline__ int head() const { return at.head; }
+        begin(order.scaled(work[BwdSm90Work::kMBegin])),
+        end(order.scaled(work[BwdSm90Work::kMEnd])),
+        at(order.first(begin, end)) {}
+  __device__ __forceinline__ int n() const { return order.block(at); }
+  /// The query head of the sequence.
+  __device__ __forceinline__ int head_of_sequence(const BwdSm90Work& work) const {
+    return work[BwdSm90Work::kHeadKv] * order.b.p.group + order.head(at);
+  }
+  /// The same, counted over all sequences.
+  __device__ __forceinline__ int head(const BwdSm90Work& work) const {
+    return first_head(work) + order.head(at);
+  }
+  /// The first of the group's.
+  __device__ __forceinline__ int first_head(const BwdSm90Work& work) const {
+    return work[BwdSm90Work::kBatch] * order.b.p.heads_q + work[BwdSm90Work::kHeadKv] * order.b.p.group;
+  }
   __device__ __forceinline__ void next() {
     --left;
     at = order.behind(walk, at, begin, end);
@@ -255,7 +292,8 @@ struct BwdSm90Steps {
   /// The same, for those that have no registers for `begin` and `end`.
   __device__ __forceinline__ void next(const BwdSm90Work& work) {
     --left;
-    at = order.behind(walk, at, work[BwdSm90Work::kMBegin], work[BwdSm90Work::kMEnd]);
+    at = order.behind(walk, at, order.scaled(work[BwdSm90Work::kMBegin]),
+                      order.scaled(work[BwdSm90Work::kMEnd]));
   }
 };
 

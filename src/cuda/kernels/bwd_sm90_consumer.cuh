@@ -83,11 +83,18 @@ struct BwdSm90Consumer : BwdSm90Scores<Instance, kPart> {
     ptx::wgmma_commit();
   }
 
+  using Order = BwdSm90Order<Instance>;
+  __device__ __forceinline__ Order order() const {
+    return {args.b};
+  }
+
   // --- before a step ---
 
   /// The next tile, with K where it has steps: `keys` tiles of this CTA had any.
   __device__ __forceinline__ Tile open(uint32_t number, uint32_t keys) const {
-    const Tile tile = read_tile(number);
+    Tile tile = read_tile(number);
+    for (int* edge : {&tile.m_begin, &tile.m_end, &tile.full_begin, &tile.full_end})
+      *edge = order().scaled(*edge);
     if (kSumsDv && tile.steps > 0) {
       const RingSlot<kConfig.k_stages> k(keys);
       ptx::mbarrier_wait(memory.full_k(k.index), k.phase);
@@ -172,28 +179,28 @@ struct BwdSm90Consumer : BwdSm90Scores<Instance, kPart> {
 
   // --- the mainloop ---
 
-  using Order = BwdSm90Order<Instance>;
-  using Place = typename Order::Place;  ///< its head of the group
+  using Place = typename Order::Place;
   __device__ __forceinline__ Place first_place(const Tile& tile) const {
-    return Order{args.b}.first(tile.m_begin, tile.m_end);
+    return order().first(tile.m_begin, tile.m_end);
   }
-  __device__ __forceinline__ Place place_behind(const Tile& tile, Place at) const {
-    at = Order{args.b}.behind(BwdSm90Walk::of(args.b, tile.work), at, tile.m_begin, tile.m_end);
-    if constexpr (Expression::kHasSees) at.n = uniform(at.n);
-    return at;
+  __device__ __forceinline__ Place place_behind(const Tile& tile, Place place) const {
+    place = order().behind(BwdSm90Walk::of(args.b, tile.work), place, tile.m_begin, tile.m_end);
+    if constexpr (Expression::kHasSees) place.at = uniform(place.at);
+    return place;
   }
 
   /// The same the other way, of all blocks, head by head.
-  __device__ __forceinline__ static Place place_before(const Tile& tile, Place at) {
-    static_assert(kConfig.last_queries_first() == LastQueriesFirst::kNever);
+  __device__ __forceinline__ static Place place_before(const Tile& tile, Place place) {
+    static_assert(Order::kHeadByHead);
     static_assert(!Expression::kHasSees || !kDqBehind);
-    return at.n == tile.m_begin ? Place{tile.m_end - 1, at.head - 1, 0} : Place{at.n - 1, at.head, 0};
+    return place.at == tile.m_begin ? Place{tile.m_end - 1, place.round - 1}
+                                    : Place{place.at - 1, place.round};
   }
 
   /// What this consumer keeps from step to step.
   struct State {
     Tile tile, next;  ///< `next` is known from the last step of `tile` on
-    Place at;         ///< of the step
+    Place place;      ///< of the step
     Ahead ahead;
     uint32_t steps = 0, tiles = 0;  ///< that this CTA has done; of the tiles those with steps
     bool looked = false;            ///< `ahead` is that of the next step
@@ -209,23 +216,24 @@ struct BwdSm90Consumer : BwdSm90Scores<Instance, kPart> {
   /// Waits for S, with kBehind groups of products behind it: P, and the factor of dS where that is another.
   template <int kBehind>
   __device__ __forceinline__ void weigh_step(State& state, Scores& acc_s, Operand& p, Operand& factor,
-                                             const Beside& beside, Place at, bool masked) const {
+                                             const Beside& beside, Place place, bool masked) const {
     const Work& work = state.tile.work;
     const int s = RingSlot<kConfig.q_stages>(state.steps).index;
     if constexpr (kConfig.softcap) {
       Base::template weigh_capped<kBehind>(acc_s, p, factor, state.ahead.lse, s);
-      if (masked) mask_rounded(p, work, at.n);
+      if (masked) mask_rounded(p, work, order().block(place));
       return;
     } else if constexpr (kConfig.alibi) {
-      Base::template weigh_alibi<kBehind>(acc_s, state.ahead.lse, s, work, at.n, slope_of(work, at.head));
+      Base::template weigh_alibi<kBehind>(acc_s, state.ahead.lse, s, work, order().block(place),
+                                          slope_of(work, order().head(place)));
     } else if constexpr (kConfig.expression) {
       const int buffer = RingSlot<kConfig.kBuffers>(state.steps).index;
-      Base::template weigh_expression<kBehind>(acc_s, factor, state.ahead.lse, s, work, at.n, at.head,
-                                               buffer);
+      Base::template weigh_expression<kBehind>(acc_s, factor, state.ahead.lse, s, work, order().block(place),
+                                               order().head(place), buffer);
     } else {
       Base::template weigh<kBehind>(acc_s, state.ahead.lse, s);
     }
-    if (masked) mask(acc_s, work, keys(), at.n);
+    if (masked) mask(acc_s, work, keys(), order().block(place));
     to_operand(acc_s, p);  // behind the branch: in front of it a step at d64 takes 2 % longer
     if constexpr (Expression::kHasSees) {
       if (beside.cuts) beside.seen.keep(p);
@@ -237,11 +245,10 @@ struct BwdSm90Consumer : BwdSm90Scores<Instance, kPart> {
   /// both gradients computes in it its share of dQ of the step before, whose dS both consumers have written long ago, and
   /// looks at what comes next while its last products run.
   __device__ __forceinline__ void step(State& state, bool first, bool more) const {
-    const Place at = state.at;
-    const int n = at.n;
+    const Place place = state.place;
     const uint32_t count = state.steps;
     const Tile& tile = state.tile;
-    const bool masked = n < tile.full_begin || n >= tile.full_end;
+    const bool masked = place.at < tile.full_begin || place.at >= tile.full_end;
     const RingSlot<kConfig.k_stages> k(state.tiles);
     const RingSlot<kConfig.kBuffers> buffer(count);
     const RingSlot<kConfig.q_stages> slot(count);
@@ -258,13 +265,15 @@ struct BwdSm90Consumer : BwdSm90Scores<Instance, kPart> {
     if constexpr (kSumsDv) {
       ptx::wgmma_fence();
       issue_keys_by_queries<kD>(acc_s, k.index * kConfig.k_bytes(), q_at);
-      if constexpr (kConfig.dropout) find_kept(beside.kept, tile.work, n, at.head);
-      if constexpr (Expression::kHasSees) beside.cuts = find_seen(beside.seen, tile.work, n, at.head);
+      if constexpr (kConfig.dropout)
+        find_kept(beside.kept, tile.work, order().block(place), order().head(place));
+      if constexpr (Expression::kHasSees)
+        beside.cuts = find_seen(beside.seen, tile.work, order().block(place), order().head(place));
       if constexpr (!kBoth) state.ahead.lse.read(memory.lse(s));  // while S is computed
     }
     if constexpr (kDpBesideP) issue_dp(acc_dp, state.tiles, first, slot, do_at);
     constexpr int kBesideP = kBoth && kDpBesideP ? 1 : 0;
-    if constexpr (kSumsDv) weigh_step<kBesideP>(state, acc_s, p, factor, beside, at, masked);
+    if constexpr (kSumsDv) weigh_step<kBesideP>(state, acc_s, p, factor, beside, place, masked);
     if constexpr (kSumsDk && !kDpBesideP) issue_dp(acc_dp, state.tiles, first, slot, do_at);
     if constexpr (kDqBehind) issue_gradient<kDv>(state.sums.dv, p, do_at);  // beside it
     if constexpr (!kSumsDk) {
@@ -280,7 +289,7 @@ struct BwdSm90Consumer : BwdSm90Scores<Instance, kPart> {
       }
       Base::template score_gradients<kDqBehind ? 1 : 0>(factor, acc_dp, ds, s);
       if (!more) release(memory.empty_v());
-      if (masked) mask_rounded(ds, tile.work, n);
+      if (masked) mask_rounded(ds, tile.work, order().block(place));
       pass_on(ds, buffer);
     }
     if constexpr (kSumsDv && kConfig.dropout) clear_dropped(p);
@@ -308,8 +317,8 @@ struct BwdSm90Consumer : BwdSm90Scores<Instance, kPart> {
       release(memory.empty_q(s));
     }
     if constexpr (kDqBehind) {
-      if (!first) add_dq(count - 1, tile.work, place_before(tile, at));
-      if (!more) add_dq(count, tile.work, at);  // before K leaves
+      if (!first) add_dq(count - 1, tile.work, place_before(tile, place));
+      if (!more) add_dq(count, tile.work, place);  // before K leaves
     }
     ++state.steps;
   }
@@ -319,11 +328,11 @@ struct BwdSm90Consumer : BwdSm90Scores<Instance, kPart> {
     if (!more) state.next = open(tile.number + 1, state.tiles + 1);
     state.looked = more || state.next.steps > 0;
     if (!state.looked) return;
-    state.at = more ? place_behind(tile, state.at) : first_place(state.next);
+    state.place = more ? place_behind(tile, state.place) : first_place(state.next);
     look_ahead(state.ahead, state.steps + 1);
     if constexpr (kCopiesPairs) {
       const Work work = memory.work(more ? tile.number : tile.number + 1);
-      copy_pairs(state.steps + 1, work, state.at.n, state.at.head);
+      copy_pairs(state.steps + 1, work, order().block(state.place), order().head(state.place));
     }
   }
   /// dS to those who compute dQ.
@@ -354,9 +363,9 @@ struct BwdSm90Consumer : BwdSm90Scores<Instance, kPart> {
     ptx::wgmma_fence();
     Dq{{args, memory, this->base16}}.issue(acc, ds.index, k_at, consumer);
   }
-  /// Adds this consumer's half of the columns of dQ of step number `count`, which is at `at`: a slice at the outer edge and half a slice in
+  /// Adds this consumer's half of the columns of dQ of step number `count`, which is at `place`: a slice at the outer edge and half a slice in
   /// the middle, while no other product of it runs. The sums are zeros: statistics of the step come from the launch that made them so.
-  __device__ __forceinline__ void add_dq(uint32_t count, const Work& work, Place at) const {
+  __device__ __forceinline__ void add_dq(uint32_t count, const Work& work, Place place) const {
     constexpr int kSlice = kConfig.kSlice, kHalf = kSlice / 2;
     const RingSlot<kConfig.kBuffers> ds(count);
     const Dq dq{{args, memory, this->base16}};
@@ -367,8 +376,9 @@ struct BwdSm90Consumer : BwdSm90Scores<Instance, kPart> {
     ptx::wgmma_fence();
     dq.template issue_columns<kSlice>(acc, ds.index, 0, 0, outer);
     dq.template issue_columns<kHalf>(acc_half, ds.index, 0, 0, middle);
-    const int head = work[Work::kBatch] * args.b.p.heads_q + work[Work::kHeadKv] * args.b.p.group + at.head;
-    float* const sums = Dq::sums_of(args.b, head, at.n);
+    const int head =
+        work[Work::kBatch] * args.b.p.heads_q + work[Work::kHeadKv] * args.b.p.group + order().head(place);
+    float* const sums = Dq::sums_of(args.b, head, order().block(place));
     ptx::wgmma_wait<1>();
     ptx::wgmma_done(acc);
     Dq::add_registers(acc, sums, outer);
@@ -436,15 +446,19 @@ struct BwdSm90Consumer : BwdSm90Scores<Instance, kPart> {
       for (float& x : state.sums.dv) x = 0.0f;
       if (tile.steps > 0) {
         if (!state.looked) {
-          state.at = first_place(tile);
+          state.place = first_place(tile);
           if constexpr (kBoth) look_ahead(state.ahead, state.steps);
-          if constexpr (kCopiesPairs) copy_pairs(state.steps, tile.work, state.at.n, state.at.head);
+          if constexpr (kCopiesPairs)
+            copy_pairs(state.steps, tile.work, order().block(state.place), order().head(state.place));
+        }
+        if constexpr (kConfig.clocks_apart() > 0) {
+          if (consumer == 1) ptx::wait_clocks(kConfig.clocks_apart());
         }
         ptx::wgmma_fence();
 #pragma unroll 1
         for (int left = tile.steps; left > 0; --left) {
           step(state, left == tile.steps, left > 1);
-          if constexpr (!kBoth) state.at = place_behind(tile, state.at);
+          if constexpr (!kBoth) state.place = place_behind(tile, state.place);
         }
         if constexpr (!kSumsDk || kDqBehind)
           release(memory.empty_k(RingSlot<kConfig.k_stages>(state.tiles).index));

@@ -177,9 +177,11 @@ struct BwdSm90Dq : BwdSm90Warpgroup<Instance> {
       if (steps.left < 0) break;
       const RingSlot<kConfig.k_stages> k(keys_read);
       const bool any = steps.left > 0;
+      const int first_head = steps.first_head(memory.work(tile));
 #pragma unroll 1
       for (; steps.left > 0; steps.next(), ++count)
-        step(count, k.index * kConfig.k_bytes(), sums_of(args.b, steps.head(), steps.n()));
+        step(count, k.index * kConfig.k_bytes(),
+             sums_of(args.b, first_head + steps.order.head(steps.at), steps.n()));
       if (any) release(memory.empty_k(k.index)), ++keys_read;
       release(memory.empty_work(tile));
     }

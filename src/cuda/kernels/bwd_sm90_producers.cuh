@@ -198,21 +198,22 @@ __device__ __forceinline__ void bwd_sm90_load(const TmaBackwardArgs& args,
     for (bool first = true; steps.left > 0; steps.next(work), ++step, first = false) {
       const RingSlot<kQ ? kConfig.q_stages : kConfig.do_stages> slot(step);
       const int s = slot.index;
-      const uint32_t full = kQ ? memory.full_q(s) : memory.full_do(s);
+      const uint32_t full = kQ ? memory.full_q(s) : memory.full_do(s), to = kQ ? memory.q(s) : memory.d_o(s);
       if (first) bwd_sm90_load_keys<Instance, kQ>(args, memory, work, batch, keys++);
+      // All is looked up before the wait: consumers wait for what follows it.
+      const int n = steps.n(), head = steps.head_of_sequence(work),
+                row = work[BwdSm90Work::kRowQ] + n * kTileM;
+      const float* const statistics =
+          (kQ ? b.lse_log2 : b.delta) + (int64_t{steps.head(work)} * b.rows + n * kTileM);
       ptx::mbarrier_wait(kQ ? memory.empty_q(s) : memory.empty_do(s), slot.phase ^ 1);
       if constexpr (kQ && kConfig.chain) routes.next(work, steps, kTileM).write(memory.route(step));
       ptx::mbarrier_arrive_expect(full, kBytes);
-#pragma unroll 1
+#pragma unroll
       for (int c = 0; c < kStrips; ++c)
-        ptx::tma_load((kQ ? memory.q(s) : memory.d_o(s)) + c * kTileM * kConfig.kRowBytes,
-                      kQ ? args.q : args.d_o, full, c * kConfig.kStrip, 0,
-                      work[BwdSm90Work::kRowQ] + steps.n() * kTileM,
-                      steps.head() - work[BwdSm90Work::kBatch] * b.p.heads_q, batch);
+        ptx::tma_load(to + c * kTileM * kConfig.kRowBytes, kQ ? args.q : args.d_o, full, c * kConfig.kStrip,
+                      0, row, head, batch);
       if (step == 0) ptx::wait_for_launches_before();  // statistics are there
-      ptx::bulk_load(kQ ? memory.lse(s) : memory.delta(s),
-                     (kQ ? b.lse_log2 : b.delta) + (int64_t{steps.head()} * b.rows + steps.n() * kTileM),
-                     kConfig.statistics_bytes(), full);
+      ptx::bulk_load(kQ ? memory.lse(s) : memory.delta(s), statistics, kConfig.statistics_bytes(), full);
     }
     ptx::mbarrier_arrive(memory.empty_work(tile));
     // Not earlier: the steps that are loaded ahead hide the wait, and a tile that lies reserved keeps others from their turn.
@@ -269,7 +270,7 @@ struct BwdSm90Writer {
     ptx::mbarrier_wait(memory.full_ds(ds.index), ds.phase);
     ptx::async_proxy_fence();  // what the consumer has written, for the reduction
     ptx::tma_add(args.dbias, memory.ds(ds.index, w), work[BwdSm90Work::kFirstKey] + w * kConfig.kRows,
-                 steps.n() * kConfig.tile_m, dbias.head != 0 ? steps.head() - batch * args.b.p.heads_q : 0,
+                 steps.n() * kConfig.tile_m, dbias.head != 0 ? steps.head_of_sequence(work) : 0,
                  dbias.batch != 0 ? batch : 0);
     ptx::bulk_commit();
     ptx::bulk_wait_read<0>();
@@ -283,6 +284,7 @@ struct BwdSm90Writer {
       const BwdSm90Work work = memory.work(tile);
       BwdSm90Steps<Instance> steps(args.b, work);
       if (steps.left < 0) break;
+      const int first_head = steps.first_head(work);
       for (; steps.left > 0; steps.next()) {
         if constexpr (kConfig.adds_dbias()) {
           if (args.b.adds_dbias && lane == 0)
@@ -291,8 +293,9 @@ struct BwdSm90Writer {
           __syncwarp();  // the warp waits for what is staged as a whole
         }
         add([&] {
-          return Step{BwdSm90Dq<Instance>::sums_of(args.b, steps.head(), steps.n()),
-                      BwdSm90Turn::of<Instance>(args.b, work, steps.head(), steps.n(), w)};
+          const int head = first_head + steps.order.head(steps.at), n = steps.n();
+          return Step{BwdSm90Dq<Instance>::sums_of(args.b, head, n),
+                      BwdSm90Turn::of<Instance>(args.b, work, head, n, w)};
         });
       }
       ptx::mbarrier_arrive(memory.empty_work(tile));
@@ -315,9 +318,9 @@ __device__ __forceinline__ void bwd_sm90_take_turns(const TmaBackwardArgs& args,
     const BwdSm90Work work = memory.work(tile);
     BwdSm90Steps<Instance> steps(args.b, work);
     if (steps.left < 0) return;
-    for (; steps.left > 0; steps.next(), ++count) {
+    for (; steps.left > 0; steps.next(work), ++count) {
       const RingSlot<kConfig.kBuffers> slot(count);
-      const BwdSm90Turn turn = BwdSm90Turn::of<Instance>(args.b, work, steps.head(), steps.n(), 0);
+      const BwdSm90Turn turn = BwdSm90Turn::of<Instance>(args.b, work, steps.head(work), steps.n(), 0);
       if constexpr (kAcquires) {
         ptx::mbarrier_wait(memory.passed_on(slot.index), slot.phase ^ 1);
         turn.acquire();

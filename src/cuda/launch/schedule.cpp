@@ -458,7 +458,8 @@ void take_list_inverse(const AttentionProblem& p, const DeviceProperties& device
 }
 
 /// The order in which the CTAs of a backward that stays take tiles, and walk through one.
-void order_tiles(const AttentionProblem& p, const Kernel& kernel, bool deterministic, BackwardArgs& args) {
+void order_tiles(const AttentionProblem& p, const Kernel& kernel, bool deterministic, size_t l2_bytes,
+                 BackwardArgs& args) {
   const int64_t heads = std::max<int64_t>(1, p.batch * p.heads_kv);
   const int64_t blocks =
       p.packed ? std::max<int64_t>(1, ceil_div(p.total_k, p.batch * kernel.tile_n)) : args.key_blocks;
@@ -479,15 +480,20 @@ void order_tiles(const AttentionProblem& p, const Kernel& kernel, bool determini
   if (deterministic && !args.last_queries_first) {
     at_once = filling;  // Q, dO and dQ of more leave L2, and nothing is won
   } else if (deterministic) {
-    // With more heads fewer tiles of each run at a time, and wait for one another; those of short heads leave L2 then.
+    // With more heads fewer tiles of each run at a time, and wait for one another. Tiles of a long head are at a few of its rows, those of
+    // short heads at all: Q and dO (2 bytes) and the sums of dQ (4) are to stay in L2.
     constexpr int64_t kManyBlocks = 32;
     const bool many = blocks >= kManyBlocks;
+    const int64_t bytes_of_row = 2 * (p.head_dim + p.head_dim_v) + 4 * p.head_dim;
+    const bool stay = 4 * filling * p.seqlen_q * bytes_of_row <= static_cast<int64_t>(l2_bytes);
     if (many) at_once = 2 * filling;
     args.heads_a_block = static_cast<int>(p.group());
     if (triangle && p.group() == 1) {
-      at_once = always ? (many ? 4 : 2) * filling : std::max<int64_t>(2 * filling, 6);
-      // Tiles that follow one another begin at least a step and a half apart: about what passing a turn on takes.
-      args.key_rounds = static_cast<int>(ceil_div(3 * kernel.tile_m, kernel.tile_n));
+      at_once = always ? (many || stay ? 4 : 2) * filling : std::max<int64_t>(2 * filling, 6);
+      // Tiles that follow one another begin at least a step and a half of 64 queries apart: about what passing a turn on takes. (Measured
+      // with steps of 128 queries, too: two rounds are as good as four, three are slower by 2 % beside as many heads.)
+      constexpr int64_t kApart = 3 * 64;
+      args.key_rounds = static_cast<int>(ceil_div(kApart, kernel.tile_n));
     }
   }
   args.sequences_first = shares_bias(p) || args.alibi_norms.wanted;
@@ -519,7 +525,7 @@ BackwardLayout backward_layout(const AttentionProblem& p, const Kernel& kernel,
   }
   args.slots = device.sm_count * ctas_per_sm;
   args.alibi_norms.wanted = may_have_reach(p, kernel);
-  if (kernel.persistent) order_tiles(p, kernel, deterministic, args);
+  if (kernel.persistent) order_tiles(p, kernel, deterministic, device.l2_bytes, args);
   if (kernel.chain) {
     args.cluster = args.key_blocks;
     args.mirrors = p.window_right >= 0;

@@ -33,4 +33,13 @@ __device__ __forceinline__ uint32_t thread_index() {
   return x;
 }
 
+/// Until so many clocks of the SM have passed.
+__device__ __forceinline__ void wait_clocks(uint32_t clocks) {
+  uint32_t begin, now;
+  asm volatile("mov.u32 %0, %%clock;" : "=r"(begin));
+  do {
+    asm volatile("mov.u32 %0, %%clock;" : "=r"(now));
+  } while (now - begin < clocks);
+}
+
 }  // namespace fovea::cuda::ptx

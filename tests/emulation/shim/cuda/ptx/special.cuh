@@ -22,4 +22,7 @@ inline uint32_t thread_index() {
   return emulation::position.thread.x;
 }
 
+/// There is no clock: threads take turns in any order anyhow.
+inline void wait_clocks(uint32_t) {}
+
 }  // namespace fovea::cuda::ptx
