@@ -66,8 +66,8 @@ struct BwdSm90Config {
   /// when they wait for the same Q, and want products and exponentials at the same time; begun apart they stay so. Measured at 192/128
   /// (H200): a tile is 9 % faster by 1,000, 2 to 9 % by 500, 8 % by 2,500. Other kernels gain 1 % or nothing.
   constexpr int clocks_apart() const { return dq_behind() ? 1000 : 0; }
-  /// Measured: as fast or faster where TMA adds dQ. With terms consumers of 128 queries a step have no registers to walk so. Where red.v4
-  /// adds, CTAs that are at the same rows get in each other's way, unless they wait for one another anyhow; 128 or 192 columns
+  /// Measured: as fast or faster where TMA adds dQ; with terms, which ask for the head of each step, not tried beside 128 queries. Where
+  /// red.v4 adds, CTAs that are at the same rows get in each other's way, unless they wait for one another anyhow; 128 or 192 columns
   /// gain nothing by it, and with terms there are no registers for it.
   constexpr LastQueriesFirst last_queries_first() const {
     if (stages_dq() && (tile_m == kSlice || (!alibi && !dropout && !expression)))
