@@ -172,6 +172,9 @@ struct BackwardArgs {
   /// Where a gradient is to have the same bits each time: whose turn it is to add to a tile of dq_sum
   /// (semaphore_at), and before these the CTAs that have begun, for each of semaphore_columns() slices. 0 at first.
   int* dq_semaphore = nullptr;
+  /// With it: rows of a tile whose first block of keys, in that order, stores its part, where the others add theirs. dq_sum holds anything
+  /// before, and at last where nobody had a turn. 0: all add, to zeros.
+  int turn_rows = 0;
   int* tile_counter = nullptr;  ///< of a kernel that stays: tiles given out; 0 at first
   /// Where queries have lists: float32 sums of dk before the factor `scale`, (rows of k, heads_kv, dk_columns), and of dv behind
   /// them, (rows of v, heads_kv, dv_columns). Rows are those of all sequences; key_rows: rows times heads. 0 at first.

@@ -75,6 +75,13 @@ __device__ __forceinline__ void write_dq_f32(const tile::AttentionParams& p, int
   if (column + 1 < p.head_dim) to[column + 1] = y;
 }
 
+/// Whether 16 rows of a head have sums: any block of keys has added to them.
+__device__ __forceinline__ bool have_sums(const BackwardArgs& args, int batch, int head, int row16) {
+  if (args.turn_rows == 0) return true;
+  const int first = row16 * 16 / args.turn_rows * args.turn_rows;
+  return __ldg(args.dq_semaphore + args.semaphore_at(batch, head, first, 0)) != 0;
+}
+
 /// dq of 16 rows x 32 columns in float32 from its sums; zeros in rows from used_q on.
 __device__ __forceinline__ void postprocess_piece_f32(const BackwardArgs& args,
                                                       const tile::SequenceSpan& span, const float* sums,
@@ -82,6 +89,7 @@ __device__ __forceinline__ void postprocess_piece_f32(const BackwardArgs& args,
                                                       int lane) {
   const tile::AttentionParams& p = args.p;
   const int row = row16 * 16 + (lane >> 2);
+  const bool any = row16 * 16 < span.used_q && have_sums(args, batch, head, row16);
 #pragma unroll
   for (int f = 0; f < 4; ++f) {
     float4 sum = make_float4(0, 0, 0, 0);
@@ -95,7 +103,7 @@ __device__ __forceinline__ void postprocess_piece_f32(const BackwardArgs& args,
     for (int h = 0; h < 2; ++h) {
       const int at = row + 8 * h;
       if (at >= span.length_q) continue;
-      const bool used = at < span.used_q;
+      const bool used = at < span.used_q && any;
       write_dq_f32(p, p.dq.offset(batch, span.row_q + at, head), column,
                    used ? (h ? sum.z : sum.x) * p.scale : 0.0f, used ? (h ? sum.w : sum.y) * p.scale : 0.0f);
     }
@@ -110,6 +118,7 @@ __device__ __forceinline__ void postprocess_piece(const BackwardArgs& args, cons
   const tile::AttentionParams& p = args.p;
   const int g = lane >> 2, t = lane & 3;
   uint32_t words[2][4] = {};  // rows g and g + 8; fragment f
+  const bool any = row16 * 16 < span.used_q && have_sums(args, batch, head, row16);
   if (row16 * 16 < span.used_q) {
 #pragma unroll
     for (int f = 0; f < 4; ++f) {
@@ -125,7 +134,7 @@ __device__ __forceinline__ void postprocess_piece(const BackwardArgs& args, cons
     transpose_words(words[h], t);
     const int row = row16 * 16 + h * 8 + g;
     if (row >= span.length_q) continue;
-    if (row >= span.used_q) words[h][0] = words[h][1] = words[h][2] = words[h][3] = 0;
+    if (row >= span.used_q || !any) words[h][0] = words[h][1] = words[h][2] = words[h][3] = 0;
     const int column = column32 * 32 + t * 8;
     write_dq(
         p, reinterpret_cast<unsigned short*>(p.dq.data) + p.dq.offset(batch, span.row_q + row, head) + column,

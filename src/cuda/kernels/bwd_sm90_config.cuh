@@ -451,7 +451,8 @@ struct BwdSm90Turn {
   int* flag;   ///< the number of the block that has added last, plus 1
   int number;  ///< of this tile's block
   int before;  ///< what the flag is when the turn has come
-  bool waits;  ///< whether a block adds before
+  bool waits;  ///< whether a block adds before, which has not been seen to
+  bool first;  ///< whether none does: what is there before is not to be added to
 
   /// Of block n of a head, counted over all sequences; `part` of its sums has an order of its own. Null flag: no order.
   template <class Instance>
@@ -459,13 +460,13 @@ struct BwdSm90Turn {
                                                    int n, int part) {
     constexpr BwdSm90Config kConfig = Instance::kConfig;
     constexpr int kTileN = kConfig.tile_n();
-    if (b.dq_semaphore == nullptr) return {nullptr, 0, 0, false};
+    if (b.dq_semaphore == nullptr) return {nullptr, 0, 0, false, false};
     int* const flag = b.dq_semaphore + b.semaphore_at(0, head, n * kConfig.tile_m, 0) + part;
     const int number = work[BwdSm90Work::kFirstKey] / kTileN;
     const bool known = n >= work[BwdSm90Work::kBeforeBegin] && n < work[BwdSm90Work::kBeforeEnd];
-    if (!BwdSm90Order<Instance>{b}.last_first()) return {flag, number, number + 2, known};
+    if (!BwdSm90Order<Instance>{b}.last_first()) return {flag, number, number + 2, known, !known};
     const tile::KeyRounds rounds{b.key_rounds};
-    if (known) return {flag, number, number - rounds.rounds + 1, true};
+    if (known) return {flag, number, number - rounds.rounds + 1, true, false};
     // It is the first of its round at these queries.
     const tile::SequenceSpan span = work.span();
     const int reach = work[BwdSm90Work::kReach], row = n * kConfig.tile_m,
@@ -475,12 +476,12 @@ struct BwdSm90Turn {
     const int before = rounds.before(number, n, keys.end - 1, [&](int block) {
       return bwd_sm90_queries_of<Instance>(b.p, span, block * kTileN, reach);
     });
-    return {flag, number, before + 1, before >= 0};
+    return {flag, number, before + 1, before >= 0, before < 0};
   }
   /// The same, of the half of the block that a consumer adds, where the last keys add first.
   __device__ __forceinline__ BwdSm90Turn of_half(int consumer) const {
     const int half = 2 * number + consumer;
-    return {flag, half, half + 2, waits || consumer == 0};
+    return {flag, half, half + 2, waits || consumer == 0, false};
   }
   /// Whether there is an order, for a branch round acquire() and release(): predicated instead, the fences of a release
   /// take a tenth of the time at D = 256 though no thread executes them.

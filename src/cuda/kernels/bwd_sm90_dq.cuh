@@ -136,13 +136,19 @@ struct BwdSm90Dq : BwdSm90Warpgroup<Instance> {
     for (int t = 0; t < kRegisters / 4; ++t)
       ptx::red_add_v4(to + t * (kFragment / 4), acc[4 * t], acc[4 * t + 1], acc[4 * t + 2], acc[4 * t + 3]);
   }
-  /// Adds what a warp has staged of a slice at `from` to `sums`, those of the step: contiguous, one bulk reduction, of the
-  /// columns that exist.
-  __device__ __forceinline__ static void add(uint32_t from, float* sums, int slice, int of_warp) {
+  /// Adds what a warp has staged of a slice at `from` to `sums`, those of the step, or stores it there: contiguous, one bulk reduction or
+  /// copy, of the columns that exist.
+  __device__ __forceinline__ static void add(uint32_t from, float* sums, int slice, int of_warp,
+                                             bool stores) {
     const int row16 = slice / kSlicesAcross * (kSlice / 16) + of_warp;
     const int before = slice % kSlicesAcross * kPart;
-    ptx::bulk_add_f32(sums + (row16 * kRow16 + before) / 4, from + of_warp * kPart,
-                      min(kPart, kRow16 - before));
+    float* const to = sums + (row16 * kRow16 + before) / 4;
+    const uint32_t at = from + of_warp * kPart, bytes = min(kPart, kRow16 - before);
+    if (stores) {
+      ptx::bulk_store_f32(to, at, bytes);
+    } else {
+      ptx::bulk_add_f32(to, at, bytes);
+    }
   }
 
   /// All slices of step number `count`, added to `sums` straight from registers: staged slices would wait for one another.

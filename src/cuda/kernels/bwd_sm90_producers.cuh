@@ -232,7 +232,7 @@ struct BwdSm90Writer {
   /// Where a step's dQ goes, and its turn where the order is fixed. Null: there is no step.
   struct Step {
     float* sums = nullptr;
-    BwdSm90Turn turn{nullptr, 0, 0, false};
+    BwdSm90Turn turn{nullptr, 0, 0, false, false};
   };
   Step staged;  ///< what is staged next; at the first step of all, what nobody wants
 
@@ -247,7 +247,7 @@ struct BwdSm90Writer {
     if (any) {
       ptx::async_proxy_fence();  // what the consumer has written, for the reductions
 #pragma unroll 1
-      for (int warp = 0; warp < 4; ++warp) BwdSm90Dq<Instance>::add(memory.dq(w), staged.sums, w, warp);
+      for (int warp = 0; warp < 4; ++warp) BwdSm90Dq<Instance>::add(memory.dq(w), staged.sums, w, warp, staged.turn.first);
       ptx::bulk_commit();
     }
     Step next = find_next();  // while they are read

@@ -21,7 +21,12 @@ __device__ __forceinline__ void bulk_add_f32(float* to, uint32_t from, uint32_t 
                "r"(from), "r"(bytes)
                : "memory");
 }
-/// Closes this thread's group of additions.
+/// Stores them there instead.
+__device__ __forceinline__ void bulk_store_f32(float* to, uint32_t from, uint32_t bytes) {
+  asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(to), "r"(from), "r"(bytes)
+               : "memory");
+}
+/// Closes this thread's group of additions and stores.
 __device__ __forceinline__ void bulk_commit() {
   asm volatile("cp.async.bulk.commit_group;" ::: "memory");
 }
