@@ -66,6 +66,24 @@ TEST_P(ManyBlocks, Conform) {
 }
 INSTANTIATE_TEST_SUITE_P(HeadSize, ManyBlocks, testing::Values(40, 64, 128, 192));
 
+/// Short heads, and enough of them for eight tiles and more on each of the emulated device's multiprocessors.
+TEST(Shapes, ManyShortHeads) {
+  ProblemSpec spec;
+  spec.type = Type::kBF16;
+  spec.heads_q = spec.heads_kv = 22;
+  spec.head_dim = spec.head_dim_v = 64;
+  spec.seqlen_q = 130;
+  spec.seqlen_k = 301;
+  spec.causal = true;
+  expect_conformance(spec, many_threads());
+  spec.causal = false;
+  spec.heads_q = spec.heads_kv = 13;
+  spec.head_dim = spec.head_dim_v = 128;
+  spec.seqlen_q = 70;
+  spec.seqlen_k = 520;
+  expect_conformance(spec, many_threads());
+}
+
 class Decode : public testing::TestWithParam<int64_t> {};
 
 TEST_P(Decode, Conform) {

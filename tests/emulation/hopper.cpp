@@ -32,8 +32,9 @@ struct Store {
   TensorMap map;
   std::array<int, TensorMap::kMostRank> at;
   bool adds = false;      ///< a box whose elements, of 16 bits, are added
-  float* sums = nullptr;  ///< not a box: so many bytes of float32 are added here
+  float* sums = nullptr;  ///< not a box: so many bytes of float32 are added, or stored, here
   uint32_t bytes = 0;
+  bool replaces = false;
 };
 /// Work of one issuer, in groups. Entries behind the last of `ends` are not committed.
 template <class Work>
@@ -153,7 +154,7 @@ void perform(const Store& store) {
     for (uint32_t i = 0; i < store.bytes / 4; ++i) {
       float x;
       std::memcpy(&x, from + 4 * i, 4);
-      store.sums[i] += x;
+      store.sums[i] = store.replaces ? x : store.sums[i] + x;
     }
     return;
   }
@@ -418,13 +419,22 @@ void tma_add(const CUtensorMap& map, uint32_t from, const int* coordinates, int 
   std::copy_n(coordinates, rank, store.at.begin());
   issue(store);
 }
-void bulk_add_f32(float* to, uint32_t from, uint32_t bytes) {
+namespace {
+void issue_bulk(float* to, uint32_t from, uint32_t bytes, bool replaces) {
   if (reinterpret_cast<uintptr_t>(to) % 16 != 0 || bytes % 16 != 0)
-    fail("cp.reduce.async.bulk: not in steps of 16 bytes");
+    fail("cp.async.bulk or cp.reduce.async.bulk: not in steps of 16 bytes");
   Store store{from, {}, {}};
   store.sums = to;
   store.bytes = bytes;
+  store.replaces = replaces;
   issue(store);
+}
+}  // namespace
+void bulk_add_f32(float* to, uint32_t from, uint32_t bytes) {
+  issue_bulk(to, from, bytes, false);
+}
+void bulk_store_f32(float* to, uint32_t from, uint32_t bytes) {
+  issue_bulk(to, from, bytes, true);
 }
 void bulk_load(uint32_t to, const void* from, uint32_t bytes, uint32_t barrier) {
   if (reinterpret_cast<uintptr_t>(from) % 16 != 0 || bytes % 16 != 0)

@@ -55,6 +55,7 @@ void tma_store_wait_read(int pending);
 void bulk_load(uint32_t to, const void* from, uint32_t bytes, uint32_t barrier);
 /// In the groups of tma_store_commit() and tma_store_wait_read().
 void bulk_add_f32(float* to, uint32_t from, uint32_t bytes);
+void bulk_store_f32(float* to, uint32_t from, uint32_t bytes);
 
 enum class WgmmaElement : uint8_t { kBF16, kF16, kE4M3 };
 /// D (64 x n) (+)= A (64 x k) B (k x n) of a warpgroup, k being 16, or 32 of 8 bits; this warp's 16 rows of it.

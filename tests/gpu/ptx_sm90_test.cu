@@ -588,8 +588,8 @@ TEST(PtxSm90, BulkLoadsAndAdds) {
   EXPECT_EQ(got[kCount + 1], 1);
 }
 
-/// CTAs take turns to add: to each of `count` sums the number of the turn times a factor, so that the order shows in the last bits. One
-/// fence orders the turn that has come before the additions, or these before the turn that is passed on.
+/// CTAs take turns to add: to each of `count` sums the number of the turn times a factor, so that the order shows in the last bits. The
+/// first stores. One fence orders the turn that has come before the additions, or these before the turn that is passed on.
 __global__ void add_in_turns(int* started, int* turn, float* sums, int count) {
   extern __shared__ __align__(16) float values[];
   __shared__ int number;
@@ -607,7 +607,11 @@ __global__ void add_in_turns(int* started, int* turn, float* sums, int count) {
     }
     ptx::fence_acq_rel();
   }
-  ptx::bulk_add_f32(sums, ptx::shared_address(values), count * 4);
+  if (number == 0) {
+    ptx::bulk_store_f32(sums, ptx::shared_address(values), count * 4);
+  } else {
+    ptx::bulk_add_f32(sums, ptx::shared_address(values), count * 4);
+  }
   ptx::bulk_commit();
   ptx::bulk_wait<0>();  // they are in memory
   ptx::fence_acq_rel();
@@ -624,7 +628,7 @@ TEST(PtxSm90, SumsHaveArrivedBeforeTheTurnIsPassedOn) {
   }
   for (int repeat = 0; repeat < 20; ++repeat) {
     DeviceArray<int> started(std::vector<int>{0}), turn(std::vector<int>{0});
-    DeviceArray<float> sums(std::vector<float>(kCount, 0.0f));
+    DeviceArray<float> sums(std::vector<float>(kCount, NAN));
     add_in_turns<<<kCtas, 128, kCount * 4>>>(started.data(), turn.data(), sums.data(), kCount);
     ASSERT_EQ(sums.values(), expected) << "repeat " << repeat;
   }

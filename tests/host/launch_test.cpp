@@ -1039,6 +1039,40 @@ TEST(Schedule, TilesOfABackwardEndEvenly) {
   }
 }
 
+TEST(Schedule, ShortHeadsAreAddedUpInAFixedOrder) {
+  Kernel stays = kPlain64;
+  stays.kind = KernelKind::kBackward;
+  stays.persistent = stays.first_stores = true;
+  stays.last_queries_first = LastQueriesFirst::kAlways;
+  const auto layout_of = [&](int tile_m, int64_t batch, int64_t keys, bool causal, bool deterministic) {
+    stays.tile_m = tile_m, stays.tile_n = 128;
+    AttentionProblem p = problem(batch, keys, keys, 16, 16, 64);
+    p.window_right = causal ? 0 : -1;
+    return backward_layout(p, stays, hopper(), 1, deterministic);
+  };
+  const auto in_turns = [&](int tile_m, int64_t batch, int64_t keys, bool causal) {
+    const BackwardLayout layout = layout_of(tile_m, batch, keys, causal, false);
+    EXPECT_EQ(layout.args.turn_rows, layout.dq_semaphore >= 0 ? tile_m : 0);
+    return layout.dq_semaphore >= 0;
+  };
+  for (const bool causal : {false, true}) {
+    EXPECT_TRUE(in_turns(128, 8, 2048, causal));
+    EXPECT_FALSE(in_turns(128, 8, 2049, causal));
+    EXPECT_EQ(in_turns(64, 16, 1024, causal), !causal);
+    EXPECT_FALSE(in_turns(64, 16, 1025, causal));
+  }
+  EXPECT_TRUE(in_turns(64, 9, 1024, false)) << "8 tiles and more for each of 132 CTAs";
+  EXPECT_FALSE(in_turns(64, 8, 1024, false));
+  EXPECT_EQ(layout_of(64, 1, 8192, true, true).args.turn_rows, 64) << "as asked for";
+  stays.seen_blocks = true;
+  stays.last_queries_first = LastQueriesFirst::kNever;
+  EXPECT_FALSE(in_turns(128, 8, 2048, true));
+  stays.first_stores = false;
+  const BackwardLayout adds = layout_of(64, 1, 8192, true, true);
+  EXPECT_EQ(adds.args.turn_rows, 0);
+  EXPECT_GE(adds.dq_semaphore, 0);
+}
+
 TEST(Schedule, TilesThatWaitForOneAnotherBeginApart) {
   Kernel stays = kPlain64;
   stays.kind = KernelKind::kBackward;

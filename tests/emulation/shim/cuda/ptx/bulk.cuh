@@ -12,6 +12,9 @@ inline void bulk_load(uint32_t to, const void* from, uint32_t bytes, uint32_t ba
 inline void bulk_add_f32(float* to, uint32_t from, uint32_t bytes) {
   emulation::bulk_add_f32(to, from, bytes);
 }
+inline void bulk_store_f32(float* to, uint32_t from, uint32_t bytes) {
+  emulation::bulk_store_f32(to, from, bytes);
+}
 inline void bulk_commit() {
   emulation::tma_store_commit();
 }
