@@ -247,7 +247,8 @@ struct BwdSm90Writer {
     if (any) {
       ptx::async_proxy_fence();  // what the consumer has written, for the reductions
 #pragma unroll 1
-      for (int warp = 0; warp < 4; ++warp) BwdSm90Dq<Instance>::add(memory.dq(w), staged.sums, w, warp, staged.turn.first);
+      for (int warp = 0; warp < 4; ++warp)
+        BwdSm90Dq<Instance>::add(memory.dq(w), staged.sums, w, warp, staged.turn.first);
       ptx::bulk_commit();
     }
     Step next = find_next();  // while they are read

@@ -148,7 +148,8 @@ struct Kernel {
       false;  ///< backward: it (or the kBackwardDq behind it) adds dS to dbias, where that is its gradient (can_add_dbias)
   bool any_order = false;  ///< backward: adds to the sums of dq in any order
   LastQueriesFirst last_queries_first = LastQueriesFirst::kNever;  ///< backward, one that stays
-  bool first_stores = false;   ///< backward: in a fixed order the first to add to a sum of dq stores (BackwardArgs::turn_rows)
+  bool first_stores =
+      false;  ///< backward: in a fixed order the first to add to a sum of dq stores (BackwardArgs::turn_rows)
   bool chain = false;          ///< backward: the blocks of keys of a head are the CTAs of a cluster
   bool begins_early = false;   ///< waits itself for the launches before it, which may not have ended
   int tile_m = 0, tile_n = 0;  ///< rows of queries and keys of one tile

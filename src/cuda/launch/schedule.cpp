@@ -507,8 +507,8 @@ void order_tiles(const AttentionProblem& p, const Kernel& kernel, bool determini
 /// a mask; up to 4 % slower there with one, and up to a quarter where an SM has two tiles.)
 bool prefers_turns(const AttentionProblem& p, const Kernel& kernel, const BackwardArgs& args) {
   constexpr int64_t kManyTiles = 8;  // for each CTA
-  if (!kernel.first_stores || kernel.seen_blocks ||
-      kernel.last_queries_first != LastQueriesFirst::kAlways || !are_whole(p))
+  if (!kernel.first_stores || kernel.seen_blocks || kernel.last_queries_first != LastQueriesFirst::kAlways ||
+      !are_whole(p))
     return false;
   if (args.key_blocks * p.batch * p.heads_kv < kManyTiles * args.slots) return false;
   const bool wide = kernel.tile_m > 64;
