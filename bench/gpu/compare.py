@@ -25,6 +25,7 @@ import math
 import os
 import platform
 import re
+import signal
 import sys
 import warnings
 from collections.abc import Iterable, Sequence
@@ -378,6 +379,20 @@ def shapes_of(args: argparse.Namespace) -> list[Shape]:
     return [shape for shape in shapes if any(text in shape.name for text in args.name.split(","))]
 
 
+def write_results(results: dict[str, Any], target: Path, *, merge: bool, whole: bool) -> Path:
+    """Writes to `target`, with the other rows that it has where `merge`; returns where. A run that was stopped writes a file
+    `.partial` beside it, so that an existing one stays whole. ValueError: an existing file is of another run."""
+    if merge and target.exists():
+        results = tables.merged(json.loads(target.read_text()), results)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    partial = target.with_suffix(".partial")
+    partial.write_text(tables.dump(results))
+    if not whole:
+        return partial
+    os.replace(partial, target)
+    return target
+
+
 def main() -> int:
     args = parse_arguments()
     if args.print_hash:
@@ -447,9 +462,15 @@ def main() -> int:
     print(f"{about['name']}, power limit {limit} W, driver {about.get('driver', '?')}; torch {torch.__version__}, CUDA "
           f"{torch.version.cuda}, cuDNN {torch.backends.cudnn.version()}; fovea {library.version if library else '-'}; "
           f"{len(shapes)} rows, {args.rounds} rounds", flush=True)  # fmt: skip
+    stopped = False
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C: what is measured is kept
     for shape in shapes:
         try:
             row = measure(shape, args, library, gpu)
+        except KeyboardInterrupt:
+            stopped = True
+            print(f"stopped in {shape.name}, row {len(results['rows']) + 1} of {len(shapes)}", flush=True)
+            break
         except torch.cuda.OutOfMemoryError as error:
             print(f"{shape.name:42}  left out: {reason_of(error)}", flush=True)
             continue
@@ -466,17 +487,12 @@ def main() -> int:
         what = args.what or ("shapes" if args.shape else args.rows)
         name = re.sub(r"[^a-z0-9]+", "_", str(about["name"]).lower()).strip("_")
         target = ROOT / "bench" / "results" / f"{name}_{what}.json" if args.json == "auto" else Path(args.json)
-        if args.merge and target.exists():
-            try:
-                results = tables.merged(json.loads(target.read_text()), results)
-            except ValueError as error:
-                sys.exit(f"compare.py: {error}")
-        target.parent.mkdir(parents=True, exist_ok=True)
-        # A run that is cut short leaves the old file whole.
-        partial = target.with_suffix(".partial")
-        partial.write_text(tables.dump(results))
-        os.replace(partial, target)
-        print(f"\nwrote {target}")
+        try:
+            print(f"\nwrote {write_results(results, target, merge=args.merge, whole=not stopped)}")
+        except ValueError as error:
+            sys.exit(f"compare.py: {error}")
+    if stopped:
+        return 130
     ours_wrong = any(
         "failed" in entry
         for row in results["rows"]

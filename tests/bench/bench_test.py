@@ -223,6 +223,17 @@ class Tables(unittest.TestCase):
             self.assertEqual(done.returncode, 0, done.stderr)
             self.assertIn("| 64 | no | 1.25 | 2.00 |", done.stdout)
 
+    def test_a_stopped_run_leaves_the_file_whole(self):
+        with tempfile.TemporaryDirectory() as folder:
+            path = pathlib.Path(folder) / "deeper" / "r.json"
+            self.assertEqual(compare.write_results(self.results, path, merge=False, whole=True), path)
+            part = {**self.results, "rows": self.results["rows"][:1]}
+            kept = compare.write_results(part, path, merge=False, whole=False)
+            self.assertEqual(json.loads(path.read_text()), self.results)
+            self.assertEqual(json.loads(kept.read_text()), part)
+            self.assertEqual(compare.write_results(self.results, path, merge=True, whole=True), path)
+            self.assertEqual(sorted(p.name for p in path.parent.iterdir()), ["r.json"])
+
     def test_merge(self):
         about = {"gpu": {"name": "G"}, "software": {}, "sources_sha256": "a", "protocol": {}}
         old = {**about, "rows": [row(1, ours=1.0), row(2, ours=1.0)]}

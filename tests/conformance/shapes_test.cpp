@@ -66,7 +66,7 @@ TEST_P(ManyBlocks, Conform) {
 }
 INSTANTIATE_TEST_SUITE_P(HeadSize, ManyBlocks, testing::Values(40, 64, 128, 192));
 
-/// Short heads, and enough of them for eight tiles and more on each of the emulated device's multiprocessors.
+/// Short heads, and enough of them for six tiles and more on each of the emulated device's multiprocessors.
 TEST(Shapes, ManyShortHeads) {
   ProblemSpec spec;
   spec.type = Type::kBF16;

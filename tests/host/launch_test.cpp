@@ -1061,8 +1061,8 @@ TEST(Schedule, ShortHeadsAreAddedUpInAFixedOrder) {
     EXPECT_EQ(in_turns(64, 16, 1024, causal), !causal);
     EXPECT_FALSE(in_turns(64, 16, 1025, causal));
   }
-  EXPECT_TRUE(in_turns(64, 9, 1024, false)) << "8 tiles and more for each of 132 CTAs";
-  EXPECT_FALSE(in_turns(64, 8, 1024, false));
+  EXPECT_TRUE(in_turns(64, 7, 1024, false)) << "6 tiles and more for each of 132 CTAs";
+  EXPECT_FALSE(in_turns(64, 6, 1024, false));
   EXPECT_EQ(layout_of(64, 1, 8192, true, true).args.turn_rows, 64) << "as asked for";
   stays.seen_blocks = true;
   stays.last_queries_first = LastQueriesFirst::kNever;

@@ -11,6 +11,7 @@
 #include <cstdint>
 
 #include "cuda/kernels/args.hpp"
+#include "cuda/kernels/first_stores.cuh"
 #include "cuda/ptx/grid.cuh"
 #include "cuda/warp/gradient.cuh"
 #include "cuda/warp/mma_tile.cuh"
@@ -75,9 +76,11 @@ __device__ __forceinline__ void write_dq_f32(const tile::AttentionParams& p, int
   if (column + 1 < p.head_dim) to[column + 1] = y;
 }
 
-/// Whether 16 rows of a head have sums: any block of keys has added to them.
-__device__ __forceinline__ bool have_sums(const BackwardArgs& args, int batch, int head, int row16) {
-  if (args.turn_rows == 0) return true;
+/// Whether 16 rows of a head have sums: unless the first to add stores, all have, zeros at least. Semaphores are there for rows that take part.
+__device__ __forceinline__ bool have_sums(const BackwardArgs& args, const tile::SequenceSpan& span, int batch,
+                                          int head, int row16) {
+  if (!first_stores(args)) return true;
+  if (row16 * 16 >= span.used_q) return false;
   const int first = row16 * 16 / args.turn_rows * args.turn_rows;
   return __ldg(args.dq_semaphore + args.semaphore_at(batch, head, first, 0)) != 0;
 }
@@ -89,7 +92,7 @@ __device__ __forceinline__ void postprocess_piece_f32(const BackwardArgs& args,
                                                       int lane) {
   const tile::AttentionParams& p = args.p;
   const int row = row16 * 16 + (lane >> 2);
-  const bool any = row16 * 16 < span.used_q && have_sums(args, batch, head, row16);
+  const bool any = have_sums(args, span, batch, head, row16);
 #pragma unroll
   for (int f = 0; f < 4; ++f) {
     float4 sum = make_float4(0, 0, 0, 0);
@@ -118,7 +121,7 @@ __device__ __forceinline__ void postprocess_piece(const BackwardArgs& args, cons
   const tile::AttentionParams& p = args.p;
   const int g = lane >> 2, t = lane & 3;
   uint32_t words[2][4] = {};  // rows g and g + 8; fragment f
-  const bool any = row16 * 16 < span.used_q && have_sums(args, batch, head, row16);
+  const bool any = have_sums(args, span, batch, head, row16);
   if (row16 * 16 < span.used_q) {
 #pragma unroll
     for (int f = 0; f < 4; ++f) {

@@ -17,6 +17,7 @@
 #include <cstdint>
 
 #include "cuda/kernels/args.hpp"
+#include "cuda/kernels/first_stores.cuh"
 #include "cuda/ptx/grid.cuh"
 #include "cuda/warp/elements.cuh"
 #include "tile/log2.hpp"
@@ -31,7 +32,7 @@ inline constexpr int kPreprocessRows = kPreprocessThreads / kPreprocessLanes;
 /// Whether a thread has two rows at a time, kPreprocessRows apart: where it writes no zeros and a row takes it a single load, what a CTA costs
 /// counts (H200, 16,384 tokens of 32 heads of 64: 53 us for 69). Beside zeros it gains nothing.
 constexpr bool preprocess_takes_two(const BackwardArgs& args, int element_bytes) {
-  return args.turn_rows > 0 && args.p.head_dim_v * element_bytes <= kPreprocessLanes * 16;
+  return first_stores(args) && args.p.head_dim_v * element_bytes <= kPreprocessLanes * 16;
 }
 template <class Grid, class T>
 constexpr Grid bwd_preprocess_grid(const BackwardArgs& args) {
@@ -45,10 +46,12 @@ constexpr Grid bwd_preprocess_grid(const BackwardArgs& args) {
 template <int kRows>
 __device__ __forceinline__ void clear_dq_sums(const BackwardArgs& args, int batch, int head,
                                               int64_t rows_before, int first, int thread) {
-  auto* const sums = reinterpret_cast<float4*>(args.dq_sum + (rows_before + first) * args.dq_columns);
-  const int pieces = args.turn_rows > 0 ? 0 : kRows * kPreprocessRows * args.dq_columns / 4;
-  for (int index = thread; index < pieces; index += kPreprocessThreads) {
-    sums[index] = make_float4(0, 0, 0, 0);
+  if constexpr (kRows == 1) {  // two rows a thread are for those who store
+    auto* const sums = reinterpret_cast<float4*>(args.dq_sum + (rows_before + first) * args.dq_columns);
+    const int pieces = first_stores(args) ? 0 : kPreprocessRows * args.dq_columns / 4;
+    for (int index = thread; index < pieces; index += kPreprocessThreads) {
+      sums[index] = make_float4(0, 0, 0, 0);
+    }
   }
   static_assert(kPreprocessRows == BackwardArgs::kSemaphoreRows);
   if (args.dq_semaphore != nullptr && thread < kRows * args.semaphore_columns())

@@ -73,7 +73,7 @@
 //   grid    bwd_sm90_grid: at most as many CTAs as the GPU holds at a time
 //   block   threads()
 //   shared  shared_bytes(), dynamic
-//   before  bwd_preprocess (lse_log2, delta, zeros in dq_sum and dq_semaphore), zeros in dbias where it is added to; may still run (ptx/grid.cuh)
+//   before  bwd_preprocess (lse_log2, delta, zeros in dq_semaphore, and in dq_sum unless the first to add stores), zeros in dbias where it is added to; may still run (ptx/grid.cuh)
 //   after   bwd_postprocess (dq; zeros in rows of dk, dv beyond used_k); a chain needs none
 //   cluster args.b.cluster CTAs, in a chain
 #pragma once

@@ -236,7 +236,7 @@ struct BwdSm90Writer {
   };
   Step staged;  ///< what is staged next; at the first step of all, what nobody wants
 
-  /// Adds what is staged, behind which will be what find_next() finds. What one step of this takes, all blocks of a head wait for, one
+  /// Adds what is staged, or stores it as the first of all, behind which will be what find_next() finds. What one step of this takes, all blocks of a head wait for, one
   /// after the other.
   template <class FindNext>
   __device__ __forceinline__ void add(const FindNext& find_next) {
