@@ -1,4 +1,4 @@
-// Packing of query heads, splits over keys, sections of heads, and the layout of the workspace.
+// Packing of query heads, splits over keys, sections of heads of a forward, and the layout of the workspace.
 #include "cuda/launch/schedule.hpp"
 
 #include <algorithm>
@@ -8,18 +8,13 @@
 #include "cuda/kernels/bf16x3.hpp"
 #include "cuda/launch/params.hpp"
 #include "cuda/launch/sizes.hpp"
+#include "cuda/launch/tile_order.hpp"
 #include "expr/pair_expressions.hpp"
 
 namespace fovea::cuda {
 namespace {
 
 constexpr int64_t kMostOfGrid = 65535;  // of its second and third dimension
-
-/// Whether tiles of queries can see different numbers of keys.
-bool tiles_differ(const AttentionProblem& p) {
-  return p.packed || p.window_left >= 0 || p.window_right >= 0 || p.has(Role::kSeqUsedQ) ||
-         p.has(Role::kSeqUsedK) || (p.expressions && p.expressions->sees);
-}
 
 /// Whether a query has a list of keys that others do not share.
 bool has_lists_of_its_own(const AttentionProblem& p) {
@@ -261,11 +256,6 @@ void take_seen_blocks(const AttentionProblem& p, const tile::SeenBlocksView& vie
     layout.pairs = parts.take(words, 4);
 }
 
-/// Whether every sequence is as long as any, and alone in its rows of q and k.
-bool are_whole(const AttentionProblem& p) {
-  return !p.packed && !p.has_cache() && !p.has(Role::kSeqUsedQ) && !p.has(Role::kSeqUsedK);
-}
-
 /// Whether the tiles of a forward are passed over in part because slopes have a reach.
 bool uses_reach(const AttentionProblem& p, const Kernel& kernel, const ForwardArgs& args) {
   return may_have_reach(p, kernel) && !args.pack_group;
@@ -287,13 +277,6 @@ int num_splits_of(const AttentionProblem& p, const Kernel& kernel, bool pack_gro
   const int64_t slots = int64_t{sms} * ctas_per_sm / kernel.cluster;
   if (asked.most == 0) return best_num_splits(ctas_of(p, kernel, pack_group), steps, slots, largest);
   return static_cast<int>(std::max<int64_t>(1, std::min({int64_t{asked.most}, steps, kMostSplits, largest})));
-}
-
-/// Whether sequences share a bias that their heads do not: those of a head side by side read it from L2, and add to its gradient
-/// there.
-bool shares_bias(const AttentionProblem& p) {
-  const TensorDesc& bias = p[Role::kBias];
-  return p.has(Role::kBias) && !p.packed && p.batch > 1 && bias.stride[0] == 0 && bias.stride[1] != 0;
 }
 
 /// Which tiles a forward computes side by side. `args` has the packing of groups and the slots.
@@ -455,65 +438,6 @@ void take_list_inverse(const AttentionProblem& p, const DeviceProperties& device
   layout.list_starts = parts.take(inverse.keys, 8);
   const int64_t rows = !shared && p.packed ? p.total_q : saturating_product(p.batch, lists);
   layout.list_queries = parts.take(saturating_product(rows, inverse.heads), p.list_size * 4);
-}
-
-/// The order in which the CTAs of a backward that stays take tiles, and walk through one.
-void order_tiles(const AttentionProblem& p, const Kernel& kernel, bool deterministic, size_t l2_bytes,
-                 BackwardArgs& args) {
-  const int64_t heads = std::max<int64_t>(1, p.batch * p.heads_kv);
-  const int64_t blocks =
-      p.packed ? std::max<int64_t>(1, ceil_div(p.total_k, p.batch * kernel.tile_n)) : args.key_blocks;
-  // Tiles from the first keys on have fewer and fewer steps, as under a causal mask.
-  const bool triangle = tiles_differ(p) && p.window_left < 0;
-  const bool always = kernel.last_queries_first == LastQueriesFirst::kAlways;
-  constexpr int64_t kManyInTurns =
-      64;  // (4,096 keys at d256.) In shorter heads tiles wait longer than before.
-  args.last_queries_first =
-      always || (kernel.last_queries_first == LastQueriesFirst::kInTurns && deterministic && triangle &&
-                 (p.group() > 1 || blocks >= kManyInTurns));
-  // As many heads as fill the GPU, so that CTAs share Q, dO and dq_sum in L2; where tiles differ twice as many, so
-  // that the longest of each come first, and the last section has enough to end evenly: two tiles a CTA. (Simulated
-  // at d128, causal: with what happens to be left 91 % of the GPU are busy at 2,048 tokens, so 99 %; with heads in groups
-  // of four, 4,096 tokens, 85 and 99 %.)
-  const int64_t filling = ceil_div(args.slots, blocks), tiles_each = tiles_differ(p) ? 2 : 1;
-  int64_t at_once = filling * tiles_each;
-  if (deterministic && !args.last_queries_first) {
-    at_once = filling;  // Q, dO and dQ of more leave L2, and nothing is won
-  } else if (deterministic) {
-    // With more heads fewer tiles of each run at a time, and wait for one another. Tiles of a long head are at a few of its rows, those of
-    // short heads at all: Q and dO (2 bytes) and the sums of dQ (4) are to stay in L2.
-    constexpr int64_t kManyBlocks = 32;
-    const bool many = blocks >= kManyBlocks;
-    const int64_t bytes_of_row = 2 * (p.head_dim + p.head_dim_v) + 4 * p.head_dim;
-    const bool stay = 4 * filling * p.seqlen_q * bytes_of_row <= static_cast<int64_t>(l2_bytes);
-    if (many) at_once = 2 * filling;
-    args.heads_a_block = static_cast<int>(p.group());
-    if (triangle && p.group() == 1) {
-      at_once = always ? (many || stay ? 4 : 2) * filling : std::max<int64_t>(2 * filling, 6);
-      // Tiles that follow one another begin at least a step and a half of 64 queries apart: about what passing a turn on takes. (Measured
-      // with steps of 128 queries, too: two rounds are as good as four, three are slower by 2 % beside as many heads.)
-      constexpr int64_t kApart = 3 * 64;
-      args.key_rounds = static_cast<int>(ceil_div(kApart, kernel.tile_n));
-    }
-  }
-  args.sequences_first = shares_bias(p) || args.alibi_norms.wanted;
-  const int64_t whole = args.sequences_first && p.batch <= 2 * filling ? p.batch : 1;  // all that share
-  args.heads_at_once = static_cast<int>(std::clamp<int64_t>(ceil_div(at_once, whole) * whole, 1, heads));
-  args.whole_sections = tile::whole_sections(heads, args.heads_at_once, filling * tiles_each);
-}
-
-/// Whether sums of dq are added up in a fixed order though nobody asks for it: where heads are short and many, tiles wait for one another
-/// less than zeros take that nobody then writes. (H200: 1 to 4 % faster at d64 up to 2,048 keys, 2 to 5 % at d96 and d128 up to 1,024 without
-/// a mask; up to 4 % slower there with one, and up to a quarter where an SM has two tiles.)
-bool prefers_turns(const AttentionProblem& p, const Kernel& kernel, const BackwardArgs& args) {
-  // For each CTA. (With 7.8, 16 sequences of 1,024 tokens, 32 heads over 8 of 64, the order is 2 to 6 % faster; from two down it is slower.)
-  constexpr int64_t kManyTiles = 6;
-  if (!kernel.first_stores || kernel.seen_blocks || kernel.last_queries_first != LastQueriesFirst::kAlways ||
-      !are_whole(p))
-    return false;
-  if (args.key_blocks * p.batch * p.heads_kv < kManyTiles * args.slots) return false;
-  const bool wide = kernel.tile_m > 64;
-  return args.key_blocks <= (wide ? 16 : 8) && (wide || !tiles_differ(p));
 }
 
 }  // namespace

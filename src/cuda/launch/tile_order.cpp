@@ -1,0 +1,79 @@
+#include "cuda/launch/tile_order.hpp"
+
+#include <algorithm>
+
+#include "cuda/launch/sizes.hpp"
+#include "expr/pair_expressions.hpp"
+#include "tile/tile_scheduler.hpp"
+
+namespace fovea::cuda {
+
+bool tiles_differ(const AttentionProblem& p) {
+  return p.packed || p.window_left >= 0 || p.window_right >= 0 || p.has(Role::kSeqUsedQ) ||
+         p.has(Role::kSeqUsedK) || (p.expressions && p.expressions->sees);
+}
+
+bool are_whole(const AttentionProblem& p) {
+  return !p.packed && !p.has_cache() && !p.has(Role::kSeqUsedQ) && !p.has(Role::kSeqUsedK);
+}
+
+bool shares_bias(const AttentionProblem& p) {
+  const TensorDesc& bias = p[Role::kBias];
+  return p.has(Role::kBias) && !p.packed && p.batch > 1 && bias.stride[0] == 0 && bias.stride[1] != 0;
+}
+
+void order_tiles(const AttentionProblem& p, const Kernel& kernel, bool in_turns, size_t l2_bytes,
+                 BackwardArgs& args) {
+  const int64_t heads = std::max<int64_t>(1, p.batch * p.heads_kv);
+  const int64_t blocks =
+      p.packed ? std::max<int64_t>(1, ceil_div(p.total_k, p.batch * kernel.tile_n)) : args.key_blocks;
+  // Tiles from the first keys on have fewer and fewer steps, as under a causal mask.
+  const bool triangle = tiles_differ(p) && p.window_left < 0;
+  const bool always = kernel.last_queries_first == LastQueriesFirst::kAlways;
+  constexpr int64_t kManyInTurns =
+      64;  // (4,096 keys at d256.) In shorter heads tiles wait longer than before.
+  args.last_queries_first = always || (kernel.last_queries_first == LastQueriesFirst::kInTurns && in_turns &&
+                                       triangle && (p.group() > 1 || blocks >= kManyInTurns));
+  // As many heads as fill the GPU, so that CTAs share Q, dO and dq_sum in L2; where tiles differ twice as many, so
+  // that the longest of each come first, and the last section has enough to end evenly: two tiles a CTA. (Simulated
+  // at d128, causal: with what happens to be left 91 % of the GPU are busy at 2,048 tokens, so 99 %; with heads in groups
+  // of four, 4,096 tokens, 85 and 99 %.)
+  const int64_t filling = ceil_div(args.slots, blocks), tiles_each = tiles_differ(p) ? 2 : 1;
+  int64_t at_once = filling * tiles_each;
+  if (in_turns && !args.last_queries_first) {
+    at_once = filling;  // Q, dO and dQ of more leave L2, and nothing is won
+  } else if (in_turns) {
+    // With more heads fewer tiles of each run at a time, and wait for one another. Tiles of a long head are at a few of its rows, those of
+    // short heads at all: Q and dO (2 bytes) and the sums of dQ (4) are to stay in L2.
+    constexpr int64_t kManyBlocks = 32;
+    const bool many = blocks >= kManyBlocks;
+    const int64_t bytes_of_row = 2 * (p.head_dim + p.head_dim_v) + 4 * p.head_dim;
+    const bool stay = 4 * filling * p.seqlen_q * bytes_of_row <= static_cast<int64_t>(l2_bytes);
+    if (many) at_once = 2 * filling;
+    args.heads_a_block = static_cast<int>(p.group());
+    if (triangle && p.group() == 1) {
+      at_once = always ? (many || stay ? 4 : 2) * filling : std::max<int64_t>(2 * filling, 6);
+      // Tiles that follow one another begin at least a step and a half of 64 queries apart: about what passing a turn on takes. (Measured
+      // with steps of 128 queries, too: two rounds are as good as four, three are slower by 2 % beside as many heads.)
+      constexpr int64_t kApart = 3 * 64;
+      args.key_rounds = static_cast<int>(ceil_div(kApart, kernel.tile_n));
+    }
+  }
+  args.sequences_first = shares_bias(p) || args.alibi_norms.wanted;
+  const int64_t whole = args.sequences_first && p.batch <= 2 * filling ? p.batch : 1;  // all that share
+  args.heads_at_once = static_cast<int>(std::clamp<int64_t>(ceil_div(at_once, whole) * whole, 1, heads));
+  args.whole_sections = tile::whole_sections(heads, args.heads_at_once, filling * tiles_each);
+}
+
+bool prefers_turns(const AttentionProblem& p, const Kernel& kernel, const BackwardArgs& args) {
+  // For each CTA. (With 7.8, 16 sequences of 1,024 tokens, 32 heads over 8 of 64, the order is 2 to 6 % faster; from two down it is slower.)
+  constexpr int64_t kManyTiles = 6;
+  if (!kernel.first_stores || kernel.seen_blocks || kernel.last_queries_first != LastQueriesFirst::kAlways ||
+      !are_whole(p))
+    return false;
+  if (args.key_blocks * p.batch * p.heads_kv < kManyTiles * args.slots) return false;
+  const bool wide = kernel.tile_m > 64;
+  return args.key_blocks <= (wide ? 16 : 8) && (wide || !tiles_differ(p));
+}
+
+}  // namespace fovea::cuda
