@@ -22,6 +22,13 @@ struct KeyRounds {
     return rounds - 1 + place * rounds;
   }
 
+  /// Of the blocks that add after `block` where both see the same queries, and blocks before a block see all that it sees, the one that
+  /// is seen by most queries. It may not exist.
+  constexpr int behind(int block) const {
+    const int round = block % rounds;
+    return round + 1 < rounds ? round + 1 : block + rounds;
+  }
+
   /// The block that adds before `block` to block n of queries; -1 where there is none. `queries_of`: the blocks of queries that see a
   /// block of keys; neither their begin nor their end falls from a block to the next. `last`: no block behind it sees block n.
   template <class QueriesOf>

@@ -634,6 +634,48 @@ TEST(PtxSm90, SumsHaveArrivedBeforeTheTurnIsPassedOn) {
   }
 }
 
+/// The same, in shared memory of each CTA: what all before have added is brought there by a copy, looked at, and added to.
+__global__ void look_in_turns(int* started, int* turn, float* sums, int* wrong, int count) {
+  extern __shared__ __align__(16) float values[];
+  __shared__ __align__(8) uint64_t arrived;
+  __shared__ int number;
+  const uint32_t barrier = ptx::shared_address(&arrived), at = ptx::shared_address(values);
+  if (threadIdx.x == 0) {
+    number = atomicAdd(started, 1);
+    ptx::mbarrier_init(barrier, 1);
+    ptx::mbarrier_init_fence();
+  }
+  __syncthreads();  // all know the number, and the barrier is there
+  for (int i = static_cast<int>(threadIdx.x); i < count; i += static_cast<int>(blockDim.x)) values[i] = 1.0f;
+  __syncthreads();  // all values are there
+  if (threadIdx.x == 0) {
+    ptx::async_proxy_fence();  // values, for the additions
+    ptx::wait_for(turn, number);
+    ptx::bulk_add_f32(sums, at, count * 4);
+    ptx::bulk_commit();
+    ptx::bulk_wait<0>();  // they are in memory
+    ptx::st_release(turn, number + 1);
+    ptx::wait_for(turn, static_cast<int>(gridDim.x));
+    ptx::async_proxy_fence_all();  // what others have added, for the copy
+    ptx::mbarrier_arrive_expect(barrier, count * 4);
+    ptx::bulk_load(at, sums, count * 4, barrier);
+  }
+  ptx::mbarrier_wait(barrier, 0);
+  for (int i = static_cast<int>(threadIdx.x); i < count; i += static_cast<int>(blockDim.x))
+    if (values[i] != static_cast<float>(gridDim.x)) atomicAdd(wrong, 1);
+}
+
+TEST(PtxSm90, CopiesBringWhatOthersHaveAdded) {
+  FOVEA_SKIP_WITHOUT_HOPPER();
+  constexpr int kCtas = 132, kCount = 4096;  // all run at a time
+  for (int repeat = 0; repeat < 50; ++repeat) {
+    DeviceArray<int> started(std::vector<int>{0}), turn(std::vector<int>{0}), wrong(std::vector<int>{0});
+    DeviceArray<float> sums(std::vector<float>(kCount, 0.0f));
+    look_in_turns<<<kCtas, 128, kCount * 4>>>(started.data(), turn.data(), sums.data(), wrong.data(), kCount);
+    ASSERT_EQ(wrong.values()[0], 0) << "repeat " << repeat;
+  }
+}
+
 __global__ void indices(uint32_t* out) {
   out[threadIdx.x] = ptx::thread_index();
 }

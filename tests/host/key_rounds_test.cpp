@@ -57,10 +57,19 @@ void check(const AttentionParams& p, const SequenceSpan& s, int tile_m, int tile
           << " block " << block << " queries " << n;
       before = block;
     }
+    if (p.window_left >= 0 || reach != kEverywhere) continue;
+    for (const int block : order) {
+      const KvBlocks queries = queries_of(block), after = queries_of(rounds.behind(block));
+      if (n < queries.begin || n >= queries.end) continue;
+      ASSERT_EQ(after.empty() || n < after.begin, block == before)
+          << s.used_q << " x " << s.used_k << " tiles " << tile_m << " x " << tile_n << " right "
+          << p.window_right << " rounds " << rounds.rounds << " block " << block << " queries " << n
+          << ": whether it is the last";
+    }
   }
 }
 
-TEST(KeyRounds, EachBlockKnowsWhoAddsBeforeIt) {
+TEST(KeyRounds, EachBlockKnowsWhoAddsBeforeItAndWhetherItIsTheLast) {
   struct Tiles {
     int m, n;
   };

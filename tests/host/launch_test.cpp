@@ -1133,6 +1133,64 @@ TEST(Launch, KernelsThatAddInAnyOrderAreNotForTheSameBits) {
   EXPECT_EQ(cannot_because(kernel, request), "adds to dq in any order, not with the same bits each time");
 }
 
+Kernel last_writes() {
+  Kernel kernel = kPlain64;
+  kernel.kind = KernelKind::kBackward;
+  kernel.persistent = kernel.first_stores = kernel.last_writes = true;
+  kernel.last_queries_first = LastQueriesFirst::kAlways;
+  kernel.tile_m = kernel.tile_n = 128;
+  kernel.most_keys = 1024;
+  return kernel;
+}
+
+TEST(KernelChoice, TheLastBlockWritesDqOfShortCausalHeads) {
+  const auto why_not = [](const AttentionProblem& p) { return cannot(last_writes(), p, hopper()); };
+  const auto causal = [](int64_t batch, int64_t queries, int64_t keys) {
+    AttentionProblem p = problem(batch, queries, keys, 16, 16, 64);
+    p.pass = Pass::kBackward;
+    p.window_right = 0;
+    for (const Role role : {Role::kDQ, Role::kDK, Role::kDV})
+      add(p, role), p.tensors[index_of(role)] = p[Role::kQ];
+    return p;
+  };
+  const AttentionProblem p = causal(7, 1024, 1024);
+  EXPECT_EQ(why_not(p), "") << "six tiles for each of 132 SMs";
+  EXPECT_NE(why_not(causal(6, 1024, 1024)).find("is for many heads"), std::string::npos);
+  const AttentionProblem one = causal(1, 1024, 1024);
+  KernelRequest same_bits(one, hopper());
+  same_bits.same_bits = true;
+  EXPECT_EQ(cannot_because(last_writes(), same_bits), "");
+  EXPECT_NE(why_not(causal(7, 1024, 1025)).find("up to 1024 keys"), std::string::npos);
+  EXPECT_NE(why_not(causal(7, 1024, 1023)).find("all see a key"), std::string::npos);
+  AttentionProblem full = p;
+  full.window_right = -1;
+  EXPECT_NE(why_not(full).find("causal masks"), std::string::npos);
+  AttentionProblem left = p;
+  left.window_left = 100;
+  EXPECT_NE(why_not(left).find("windows to the left"), std::string::npos);
+  AttentionProblem used = p;
+  add(used, Role::kSeqUsedQ);
+  EXPECT_NE(why_not(used).find("sequences of one length"), std::string::npos);
+  AttentionProblem odd = p;
+  odd.tensors[index_of(Role::kDQ)].stride[1] += 1;
+  EXPECT_NE(why_not(odd).find("multiples of 16 bytes"), std::string::npos);
+  AttentionProblem f32 = p;
+  f32.tensors[index_of(Role::kDQ)].dtype = DType::kF32;
+  EXPECT_NE(why_not(f32).find("writes dq in the type of q"), std::string::npos);
+}
+
+TEST(Schedule, TheLastWritesInAFixedOrder) {
+  AttentionProblem p = problem(16, 1024, 1024, 16, 16, 64);
+  p.window_right = 0;
+  for (const bool deterministic : {false, true}) {
+    const BackwardLayout layout = backward_layout(p, last_writes(), hopper(), 1, deterministic);
+    EXPECT_GE(layout.dq_semaphore, 0);
+    EXPECT_EQ(layout.args.turn_rows, 128);
+    EXPECT_TRUE(layout.args.last_queries_first);
+    EXPECT_TRUE(layout.args.dq_in_vectors);
+  }
+}
+
 Kernel chain() {
   Kernel kernel = kPlain64;
   kernel.kind = KernelKind::kBackward;

@@ -175,6 +175,7 @@ struct BackwardArgs {
   /// With it: rows of a tile whose first block of keys, in that order, stores its part, where the others add theirs. dq_sum holds anything
   /// before, and at last where nobody had a turn. 0: all add, to zeros.
   int turn_rows = 0;
+  bool dq_in_vectors = false;   ///< whether the main kernel writes rows of dq in vectors of 16 bytes alone
   int* tile_counter = nullptr;  ///< of a kernel that stays: tiles given out; 0 at first
   /// Where queries have lists: float32 sums of dk before the factor `scale`, (rows of k, heads_kv, dk_columns), and of dv behind
   /// them, (rows of v, heads_kv, dv_columns). Rows are those of all sequences; key_rows: rows times heads. 0 at first.

@@ -27,134 +27,161 @@ namespace fovea::cuda {
 inline constexpr int kPreprocessThreads = 256;
 /// Eight lanes read a row: 128 bytes at a time, a whole line of L2, at the smallest usual head size.
 inline constexpr int kPreprocessLanes = 8;
-inline constexpr int kPreprocessRows = kPreprocessThreads / kPreprocessLanes;
+/// Rows of a thread at a time, whose loads are on their way together. More registers would leave fewer warps an SM.
+inline constexpr int kPreprocessRowsOfThread = 2;
+inline constexpr int kPreprocessRows = kPreprocessThreads / kPreprocessLanes * kPreprocessRowsOfThread;
 
-/// Whether a thread has two rows at a time, kPreprocessRows apart: where it writes no zeros and a row takes it a single load, what a CTA costs
-/// counts (H200, 16,384 tokens of 32 heads of 64: 53 us for 69). Beside zeros it gains nothing.
-constexpr bool preprocess_takes_two(const BackwardArgs& args, int element_bytes) {
-  return first_stores(args) && args.p.head_dim_v * element_bytes <= kPreprocessLanes * 16;
-}
-template <class Grid, class T>
+/// Some blocks of rows for a CTA where there are many and it writes no zeros: its threads find their way once, which takes as long as some
+/// of their loads. (H200, 16,384 tokens of 32 heads of 64: 41 us for 54. Beside zeros 74 for 71.)
+template <class Grid>
 constexpr Grid bwd_preprocess_grid(const BackwardArgs& args) {
-  const int rows = (preprocess_takes_two(args, sizeof(T)) ? 2 : 1) * kPreprocessRows;
-  const int blocks = (args.p.seqlen_q + rows - 1) / rows;
-  return {blocks > 0 ? blocks : 1, args.p.heads_q, args.p.batch};
+  constexpr int64_t kMostOfCta = 4, kCtasOfSm = 8;  // twice what an SM holds
+  const int64_t blocks = (args.p.seqlen_q + kPreprocessRows - 1) / kPreprocessRows;
+  const int64_t all = blocks * args.p.heads_q * args.p.batch;
+  const int64_t share = args.slots > 0 && first_stores(args) ? all / (kCtasOfSm * args.slots) : 1;
+  const int64_t of_cta = share < 1 ? 1 : share > kMostOfCta ? kMostOfCta : share;
+  const int64_t ctas = (blocks + of_cta - 1) / of_cta;
+  return {ctas > 0 ? ctas : 1, args.p.heads_q, args.p.batch};
 }
 
-/// This thread's share of the zeros of kRows times kPreprocessRows rows: their sums of dq, unless the first to add stores, and whose turn it
-/// is at their tiles. A multiple of 16 rows is contiguous in every layout of dq_sum.
-template <int kRows>
-__device__ __forceinline__ void clear_dq_sums(const BackwardArgs& args, int batch, int head,
-                                              int64_t rows_before, int first, int thread) {
-  if constexpr (kRows == 1) {  // two rows a thread are for those who store
-    auto* const sums = reinterpret_cast<float4*>(args.dq_sum + (rows_before + first) * args.dq_columns);
-    const int pieces = first_stores(args) ? 0 : kPreprocessRows * args.dq_columns / 4;
-    for (int index = thread; index < pieces; index += kPreprocessThreads) {
-      sums[index] = make_float4(0, 0, 0, 0);
-    }
-  }
-  static_assert(kPreprocessRows == BackwardArgs::kSemaphoreRows);
-  if (args.dq_semaphore != nullptr && thread < kRows * args.semaphore_columns())
-    args.dq_semaphore[args.semaphore_at(batch, head, first, 0) + thread] = 0;
-}
-
-/// This lane's share of the dot product of o and dO of a row. `wide`: both can be read 16 bytes at a time.
+/// This lane's share of the dot product of two vectors of 16 bytes.
 template <class T>
-__device__ __forceinline__ float dot_of_lane(const tile::AttentionParams& p, int64_t o_offset,
-                                             const char* d_o, bool wide, int lane) {
-  constexpr int kVector = static_cast<int>(16 / sizeof(T));
+__device__ __forceinline__ float dot_of_words(const uint4& x, const uint4& y) {
+  const T* const xs = reinterpret_cast<const T*>(&x);
+  const T* const ys = reinterpret_cast<const T*>(&y);
   float sum = 0;
-  if (wide) {
-    const auto* const o_words =
-        reinterpret_cast<const uint4*>(p.o.data + o_offset * static_cast<int>(sizeof(T)));
-    const auto* const d_o_words = reinterpret_cast<const uint4*>(d_o);
-#pragma unroll 2
-    for (int c = lane; c < p.head_dim_v / kVector; c += kPreprocessLanes) {
-      const uint4 x = __ldg(o_words + c), y = __ldg(d_o_words + c);
-      const T* const xs = reinterpret_cast<const T*>(&x);
-      const T* const ys = reinterpret_cast<const T*>(&y);
 #pragma unroll
-      for (int e = 0; e < kVector; ++e) sum += to_float(xs[e]) * to_float(ys[e]);
-    }
-  } else {
-    for (int c = lane; c < p.head_dim_v; c += kPreprocessLanes) {
-      sum += load_either<T>(p.o.data, o_offset + c, p.o_is_f32()) *
-             to_float(__ldg(reinterpret_cast<const T*>(d_o) + c));
-    }
-  }
+  for (int e = 0; e < static_cast<int>(16 / sizeof(T)); ++e) sum += to_float(xs[e]) * to_float(ys[e]);
   return sum;
 }
 
-/// Writes lse_log2 and delta of a row from its dot product.
-__device__ __forceinline__ void write_statistics(const BackwardArgs& args, const tile::SequenceSpan& span,
-                                                 int batch, int head, int64_t rows_before, int row,
-                                                 float dot) {
-  const tile::AttentionParams& p = args.p;
-  float lse = -INFINITY;
-  if (row < span.used_q) lse = p.lse.data[p.lse.offset(batch, head, span.row_q + row)];
-  const bool takes_part = lse != -INFINITY;
-  if (takes_part && p.dlse.data != nullptr) dot -= p.dlse.data[p.dlse.offset(batch, head, span.row_q + row)];
-  args.lse_log2[rows_before + row] = !takes_part ? INFINITY : (lse == INFINITY ? NAN : lse * tile::kLog2e);
-  args.delta[rows_before + row] = takes_part ? dot : 0.0f;
-}
+/// The rows of a head.
+template <class T>
+struct Preprocess {
+  static constexpr int kBytes = static_cast<int>(sizeof(T)), kRows = kPreprocessRowsOfThread,
+                       kApart = kPreprocessThreads / kPreprocessLanes;
+  const BackwardArgs& args;
+  const tile::SequenceSpan& span;
+  const int padded;     ///< rows that take part, and those to be written behind them
+  const bool wide;      ///< o and dO can be read 16 bytes at a time
+  const char *o, *d_o;  ///< of the first row
+  const float *lse, *dlse;
+  float *lse_log2, *delta;
+  float* sums;     ///< of dq
+  int* semaphore;  ///< null: there is no order
 
-/// kRows times kPreprocessRows rows from `first` on.
-template <class T, int kRows>
-__device__ __forceinline__ void preprocess_rows(const BackwardArgs& args, const tile::SequenceSpan& span,
-                                                int batch, int head, int64_t rows_before, int first,
-                                                int padded, bool wide) {
-  const tile::AttentionParams& p = args.p;
-  const int thread = static_cast<int>(threadIdx.x), lane = thread % kPreprocessLanes;
-  clear_dq_sums<kRows>(args, batch, head, rows_before, first, thread);
-  float sums[kRows] = {};
-#pragma unroll
-  for (int i = 0; i < kRows; ++i) {
-    const int row = first + i * kPreprocessRows + thread / kPreprocessLanes;
-    if (row >= span.used_q) continue;
-    const char* const d_o =
-        p.d_o.data + p.d_o.offset(batch, span.row_q + row, head) * static_cast<int>(sizeof(T));
-    sums[i] = dot_of_lane<T>(p, p.o.offset(batch, span.row_q + row, head), d_o, wide, lane);
+  __device__ __forceinline__ Preprocess(const BackwardArgs& a, const tile::SequenceSpan& of, int batch,
+                                        int head)
+      : args(a),
+        span(of),
+        padded((of.used_q + BackwardArgs::kRowPadding - 1) / BackwardArgs::kRowPadding *
+               BackwardArgs::kRowPadding),
+        wide((a.p.aligned16 & tile::kAlignedO) != 0 && (a.p.aligned16 & tile::kAlignedDO) != 0 &&
+             a.p.o_is_f32() == (sizeof(T) == 4)),
+        o(a.p.o.data + a.p.o.offset(batch, of.row_q, head) * (a.p.o_is_f32() ? 4 : kBytes)),
+        d_o(a.p.d_o.data + a.p.d_o.offset(batch, of.row_q, head) * kBytes),
+        lse(a.p.lse.data + a.p.lse.offset(batch, head, of.row_q)),
+        dlse(a.p.dlse.data != nullptr ? a.p.dlse.data + a.p.dlse.offset(batch, head, of.row_q) : nullptr) {
+    const int64_t rows_before = (int64_t{batch} * a.p.heads_q + head) * a.rows;
+    lse_log2 = a.lse_log2 + rows_before;
+    delta = a.delta + rows_before;
+    sums = a.dq_sum + rows_before * a.dq_columns;
+    semaphore = a.dq_semaphore != nullptr ? a.dq_semaphore + a.semaphore_at(batch, head, 0, 0) : nullptr;
   }
+
+  /// This lane's shares of the dot products of o and dO of its rows.
+  __device__ __forceinline__ void dot_vectors(const int (&rows)[kRows], int lane,
+                                              float (&dots)[kRows]) const {
+    const uint4 *x[kRows], *y[kRows];
 #pragma unroll
-  for (int i = 0; i < kRows; ++i) {
+    for (int i = 0; i < kRows; ++i) {
+      x[i] = reinterpret_cast<const uint4*>(o + rows[i] * args.p.o.row * kBytes);
+      y[i] = reinterpret_cast<const uint4*>(d_o + rows[i] * args.p.d_o.row * kBytes);
+    }
+#pragma unroll 2
+    for (int c = lane; c < args.p.head_dim_v * kBytes / 16; c += kPreprocessLanes) {
+      uint4 xs[kRows], ys[kRows];
 #pragma unroll
-    for (int distance = kPreprocessLanes / 2; distance > 0; distance /= 2)
-      sums[i] += __shfl_xor_sync(~0u, sums[i], distance);
-    const int row = first + i * kPreprocessRows + thread / kPreprocessLanes;
-    if (lane == 0 && row < padded) write_statistics(args, span, batch, head, rows_before, row, sums[i]);
+      for (int i = 0; i < kRows; ++i) xs[i] = __ldg(x[i] + c), ys[i] = __ldg(y[i] + c);
+#pragma unroll
+      for (int i = 0; i < kRows; ++i) dots[i] += dot_of_words<T>(xs[i], ys[i]);
+    }
   }
-}
+  /// The same, element by element.
+  __device__ __forceinline__ void dot_elements(const int (&rows)[kRows], int lane,
+                                               float (&dots)[kRows]) const {
+#pragma unroll 1
+    for (int c = lane; c < args.p.head_dim_v; c += kPreprocessLanes) {
+#pragma unroll
+      for (int i = 0; i < kRows; ++i)
+        dots[i] += load_either<T>(o, rows[i] * args.p.o.row + c, args.p.o_is_f32()) *
+                   to_float(__ldg(reinterpret_cast<const T*>(d_o) + rows[i] * args.p.d_o.row + c));
+    }
+  }
+
+  /// This thread's share of the zeros of the rows from `first` on: their sums of dq, unless the first to add stores, and whose turn it is at
+  /// their tiles. A multiple of 16 rows is contiguous in every layout of dq_sum.
+  __device__ __forceinline__ void clear(int first, int thread) const {
+    if (!first_stores(args)) {
+      auto* const to = reinterpret_cast<float4*>(sums + int64_t{first} * args.dq_columns);
+      const int pieces = min(kPreprocessRows, padded - first) * args.dq_columns / 4;
+      for (int index = thread; index < pieces; index += kPreprocessThreads)
+        to[index] = make_float4(0, 0, 0, 0);
+    }
+    static_assert(kPreprocessRows % BackwardArgs::kSemaphoreRows == 0);
+    if (semaphore == nullptr) return;
+    const int words = args.semaphore_columns(), before = first / BackwardArgs::kSemaphoreRows * words;
+    if (thread < kPreprocessRows / BackwardArgs::kSemaphoreRows * words) semaphore[before + thread] = 0;
+  }
+
+  /// kPreprocessRows rows from `first` on. All loads of a thread are on their way together, of rows that do not exist those of the last that
+  /// does: a CTA lives as long as its loads take, so one behind the other halve the rate.
+  __device__ __forceinline__ void block(int first) const {
+    const int thread = static_cast<int>(threadIdx.x), lane = thread % kPreprocessLanes;
+    int rows[kRows];
+    float row_lse[kRows], row_dlse[kRows], dots[kRows] = {};
+#pragma unroll
+    for (int i = 0; i < kRows; ++i) {
+      rows[i] = min(first + i * kApart + thread / kPreprocessLanes, span.used_q - 1);
+      row_lse[i] = __ldg(lse + rows[i] * args.p.lse.row);
+      row_dlse[i] = dlse != nullptr ? __ldg(dlse + rows[i] * args.p.dlse.row) : 0.0f;
+    }
+    if (wide) {
+      dot_vectors(rows, lane, dots);
+    } else {
+      dot_elements(rows, lane, dots);
+    }
+    clear(first, thread);
+#pragma unroll
+    for (int i = 0; i < kRows; ++i) {
+#pragma unroll
+      for (int distance = kPreprocessLanes / 2; distance > 0; distance /= 2)
+        dots[i] += __shfl_xor_sync(~0u, dots[i], distance);
+      const int row = first + i * kApart + thread / kPreprocessLanes;
+      if (lane != 0 || row >= padded) continue;
+      const bool takes_part = row < span.used_q && row_lse[i] != -INFINITY;
+      lse_log2[row] = !takes_part ? INFINITY : (row_lse[i] == INFINITY ? NAN : row_lse[i] * tile::kLog2e);
+      delta[row] = takes_part ? dots[i] - row_dlse[i] : 0.0f;
+    }
+  }
+};
 
 template <class T>
 __global__ void __launch_bounds__(kPreprocessThreads)
     bwd_preprocess(const __grid_constant__ BackwardArgs args) {
   ptx::let_next_launch_begin();
-  const tile::AttentionParams& p = args.p;
   const int head = static_cast<int>(blockIdx.y), batch = static_cast<int>(blockIdx.z);
-  const tile::SequenceSpan span = tile::sequence_span(p, batch);
-  const int padded =
-      (span.used_q + BackwardArgs::kRowPadding - 1) / BackwardArgs::kRowPadding * BackwardArgs::kRowPadding;
   const int thread = static_cast<int>(threadIdx.x);
-  const int64_t rows_before = (static_cast<int64_t>(batch) * p.heads_q + head) * args.rows;
-  const bool wide = (p.aligned16 & tile::kAlignedO) != 0 && (p.aligned16 & tile::kAlignedDO) != 0 &&
-                    p.o_is_f32() == (sizeof(T) == 4);
-
   if (blockIdx.x == 0 && head == 0 && batch == 0) {  // no CTA of the main kernel has begun
     if (args.dq_semaphore != nullptr && thread < args.semaphore_columns()) args.dq_semaphore[thread] = 0;
     if (args.tile_counter != nullptr && thread == 0) *args.tile_counter = 0;
     if (args.not_finite != nullptr && thread == 0) *args.not_finite = 0;
   }
-  const auto run = [&]<int kRows>() {
-    constexpr int kOfCta = kRows * kPreprocessRows;
-    for (int first = static_cast<int>(blockIdx.x) * kOfCta; first < padded;
-         first += static_cast<int>(gridDim.x) * kOfCta)
-      preprocess_rows<T, kRows>(args, span, batch, head, rows_before, first, padded, wide);
-  };
-  if (preprocess_takes_two(args, sizeof(T))) {
-    run.template operator()<2>();
-  } else {
-    run.template operator()<1>();
-  }
+  const tile::SequenceSpan span = tile::sequence_span(args.p, batch);
+  const Preprocess<T> rows(args, span, batch, head);
+  for (int first = static_cast<int>(blockIdx.x) * kPreprocessRows; first < rows.padded;
+       first += static_cast<int>(gridDim.x) * kPreprocessRows)
+    rows.block(first);
 }
 
 }  // namespace fovea::cuda

@@ -20,6 +20,9 @@
 //                               factor over, computes dS and sums dK. A third warpgroup computes dQ, slice by slice, and
 //                               adds it straight from registers.
 //
+// Where the order of additions is fixed the last block to add can write dq instead (`last_writes`): the writer brings the sums of the others
+// to where dQ is staged, and the consumer adds its part and writes.
+//
 // Where a cluster has all blocks of keys of a head (`chain`, both gradients), dQ is added up along its CTAs instead, and written
 // by the last (bwd_sm90_chain.cuh).
 //
@@ -59,6 +62,7 @@
 //   room[way][w]                the inbox of the CTA above, or below, is free     its messenger -> consumer
 //   kOwnKeys + w                K of the consumer is finite                       among its warps
 //   kDqStaged + w empty_dq[w]   dQ of the consumer is staged, or has been read    consumer -> its writer, or messenger, and back
+//                               with last_writes, or dq is written; or sums are there for the consumer to add to
 //   kOddRows + w                rows that take no part are zeros                  consumer -> the other
 // dS and staged dQ are written by ordinary stores and read by the asynchronous proxy: the reader fences, behind the
 // barrier, once for all writers.
@@ -74,7 +78,7 @@
 //   block   threads()
 //   shared  shared_bytes(), dynamic
 //   before  bwd_preprocess (lse_log2, delta, zeros in dq_semaphore, and in dq_sum unless the first to add stores), zeros in dbias where it is added to; may still run (ptx/grid.cuh)
-//   after   bwd_postprocess (dq; zeros in rows of dk, dv beyond used_k); a chain needs none
+//   after   bwd_postprocess (dq; zeros in rows of dk, dv beyond used_k); a chain and last_writes need none
 //   cluster args.b.cluster CTAs, in a chain
 #pragma once
 

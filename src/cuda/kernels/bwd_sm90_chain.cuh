@@ -25,7 +25,7 @@
 
 namespace fovea::cuda {
 
-/// The way of dQ of a step, as the loader of Q tells the consumers.
+/// The way of dQ of a step, as the loader of Q tells the consumers, or without a chain the consumer's writer.
 struct BwdSm90Route {
   enum Flag : uint32_t {
     kReceives = 1,    ///< there are sums of later keys to add to
@@ -39,6 +39,17 @@ struct BwdSm90Route {
   int rows;  ///< of the block that exist
   char* dq;  ///< its first row
 
+  /// Of a step whose rows of dq are written.
+  template <class Steps>
+  __device__ __forceinline__ static BwdSm90Route to_dq(const BackwardArgs& b, uint32_t flags,
+                                                       const BwdSm90Work& work, const Steps& step,
+                                                       int tile_m) {
+    const tile::RowsView& dq = b.p.dq;
+    const int batch = work[BwdSm90Work::kBatch], row = step.n() * tile_m;
+    return {flags, work[BwdSm90Work::kUsedQ] - row,
+            dq.data + dq.offset(batch, work[BwdSm90Work::kRowQ] + row, step.head_of_sequence(work)) *
+                          (b.p.dq_is_f32 ? 4 : 2)};
+  }
   __device__ __forceinline__ void write(uint32_t to) const {
     const auto address = reinterpret_cast<uint64_t>(dq);
     ptx::st_shared_16(to, uint4{flags, static_cast<uint32_t>(rows), static_cast<uint32_t>(address),
@@ -69,11 +80,7 @@ struct BwdSm90Routes {
     }
     if (step.n() >= work[BwdSm90Work::kAfterBegin] && step.n() < work[BwdSm90Work::kAfterEnd])
       flags |= BwdSm90Route::kSends | ((up ? sent_up++ : sent_down++) & 1 ? BwdSm90Route::kRoomPhase : 0);
-    const tile::RowsView& dq = b.p.dq;
-    const int batch = work[BwdSm90Work::kBatch], row = step.n() * tile_m;
-    return {flags, work[BwdSm90Work::kUsedQ] - row,
-            dq.data + dq.offset(batch, work[BwdSm90Work::kRowQ] + row, step.head_of_sequence(work)) *
-                          (b.p.dq_is_f32 ? 4 : 2)};
+    return BwdSm90Route::to_dq(b, flags, work, step, tile_m);
   }
 };
 

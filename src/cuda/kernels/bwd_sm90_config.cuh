@@ -34,6 +34,9 @@ struct BwdSm90Config {
       false;  ///< dP is computed when P is there, not beside it: for terms that take many registers
   /// Whether the blocks of keys of a head are the CTAs of a cluster, through which dQ passes (bwd_sm90_chain.cuh).
   bool chain = false;
+  /// Whether dQ is added in a fixed order, and the consumers of the last block to add write dq instead of staging their part: for whole
+  /// sequences of which every query sees a key, without windows to the left. A branch in each step, which costs 2 to 6 %.
+  bool last_writes = false;
   /// Of an operand: kBf16x3Parts for float32, whose consumers add dQ from registers (bwd_sm90_bf16x3.cuh).
   int parts = 1;
 
@@ -82,6 +85,8 @@ struct BwdSm90Config {
   /// Of a chain: how many steps' routes are kept. dQ of a step is sent in the step behind it, when Q of two more may have been
   /// asked for.
   static constexpr int kRoutes = 4, kRouteBytes = 16;
+  /// Else one for each consumer.
+  constexpr int routes() const { return chain ? kRoutes : last_writes ? kConsumers : 0; }
   /// Of dS: one is written while the other is read. With one_gradient the factor of dS passes through them first. In
   /// parts: one for each consumer, which reads it alone.
   static constexpr int kBuffers = 2;
@@ -106,7 +111,7 @@ struct BwdSm90Config {
   constexpr int work_at() const { return statistics_at() + (q_stages + do_stages) * statistics_bytes(); }
   static constexpr int kWorkBytes = 88;  ///< of BwdSm90Work::kFields words
   constexpr int routes_at() const { return work_at() + 2 * kWorkBytes; }
-  constexpr int barriers_at() const { return routes_at() + (chain ? kRoutes * kRouteBytes : 0); }
+  constexpr int barriers_at() const { return routes_at() + routes() * kRouteBytes; }
   constexpr int barriers() const {
     return 2 + 2 * k_stages + 6 * kBuffers + 4 + 2 * (q_stages + do_stages) + kConsumers +
            (chain ? 3 * kConsumers : 0) + (plans_apart() ? 1 : 0);
@@ -142,7 +147,7 @@ struct BwdSm90Work {
     kBeforeBegin,
     kBeforeEnd,  ///< blocks of queries at which the block of keys that adds before this tile's does, where the order is fixed
     kAfterBegin,
-    kAfterEnd,  ///< those at which the block that adds after it does, in a chain
+    kAfterEnd,  ///< those at which the block that adds after it does, in a chain; with last_writes another does from kAfterBegin on
     kUpwards,   ///< whether dQ goes to the rank above, in a chain
     kReach,     ///< of the slopes of the group, with alibi
     kDropout,   ///< Dropout::start, four words: consumers have no registers to keep it in

@@ -95,6 +95,8 @@ struct BwdSm90Consumer : BwdSm90Scores<Instance, kPart> {
     Tile tile = read_tile(number);
     for (int* edge : {&tile.m_begin, &tile.m_end, &tile.full_begin, &tile.full_end})
       *edge = order().scaled(*edge);
+    if constexpr (kConfig.last_writes)
+      tile.last_until = order().scaled(uniform(tile.work[Work::kAfterBegin]));
     if (kSumsDv && tile.steps > 0) {
       const RingSlot<kConfig.k_stages> k(keys);
       ptx::mbarrier_wait(memory.full_k(k.index), k.phase);
@@ -204,6 +206,7 @@ struct BwdSm90Consumer : BwdSm90Scores<Instance, kPart> {
     Ahead ahead;
     uint32_t steps = 0, tiles = 0;  ///< that this CTA has done; of the tiles those with steps
     bool looked = false;            ///< `ahead` is that of the next step
+    bool writes = false;            ///< dQ of the step before is the last part of its sum: it goes to dq
     Sums sums;
   };
 
@@ -301,7 +304,7 @@ struct BwdSm90Consumer : BwdSm90Scores<Instance, kPart> {
       if (more) look_behind(state, true);
       state.looked = more;
     } else if constexpr (kBoth) {
-      finish_dq<2>(acc_dq, count - 1);
+      finish_dq<2>(acc_dq, count - 1, state.writes);
       if (first && state.tiles > 0)
         release(memory.empty_k(k.index ^ 1));  // dQ of the tile before is computed
       look_behind(state, more);
@@ -320,6 +323,7 @@ struct BwdSm90Consumer : BwdSm90Scores<Instance, kPart> {
       if (!first) add_dq(count - 1, tile.work, place_before(tile, place));
       if (!more) add_dq(count, tile.work, place);  // before K leaves
     }
+    if constexpr (kConfig.last_writes) state.writes = place.at < tile.last_until;
     ++state.steps;
   }
   /// Where the step behind is, and what it begins with: in the same tile with `more`, else in the next.
@@ -387,9 +391,10 @@ struct BwdSm90Consumer : BwdSm90Scores<Instance, kPart> {
     release(memory.empty_ds(ds.index));
     Dq::add_registers(acc_half, sums, middle);
   }
-  /// Waits for it, with kBehind groups of products behind it, and stages it for the writer, or passes it on.
+  /// Waits for it, with kBehind groups of products behind it, and stages it for the writer, passes it on, or where this was the last block
+  /// to add writes dq.
   template <int kBehind>
-  __device__ __forceinline__ void finish_dq(typename Dq::Slice& acc, uint32_t count) const {
+  __device__ __forceinline__ void finish_dq(typename Dq::Slice& acc, uint32_t count, bool writes) const {
     ptx::wgmma_wait<kBehind>();
     ptx::wgmma_done(acc);
     if (count != ~0u) release(memory.empty_ds(RingSlot<kConfig.kBuffers>(count).index));
@@ -400,7 +405,11 @@ struct BwdSm90Consumer : BwdSm90Scores<Instance, kPart> {
     }
     ptx::mbarrier_wait(memory.empty_dq(w),
                        count & 1);  // the last step's has been read: staging number count + 1
-    Dq::stage(acc, memory.dq(w));
+    if (kConfig.last_writes && writes) {
+      Dq{{args, memory, this->base16}}.deliver(acc, w);
+    } else {
+      Dq::stage(acc, memory.dq(w));
+    }
     ptx::barrier_arrive(kDqStaged + w, kConsumerAndWriter);
   }
   __device__ __forceinline__ static int warpgroup() {
@@ -475,7 +484,7 @@ struct BwdSm90Consumer : BwdSm90Scores<Instance, kPart> {
       typename Dq::Slice acc_dq;
       issue_dq(acc_dq, state.steps - 1,
                RingSlot<kConfig.k_stages>(state.tiles - 1).index * kConfig.k_bytes());
-      finish_dq<0>(acc_dq, state.steps - 1);
+      finish_dq<0>(acc_dq, state.steps - 1, state.writes);
     }
   }
 };

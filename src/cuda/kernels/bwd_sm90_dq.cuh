@@ -69,6 +69,36 @@ struct BwdSm90Dq : BwdSm90Warpgroup<Instance> {
                         uint4{__float_as_uint(acc[4 * t]), __float_as_uint(acc[4 * t + 1]),
                               __float_as_uint(acc[4 * t + 2]), __float_as_uint(acc[4 * t + 3])});
   }
+  /// Rows of dq, which are complete, times the scale. `kVectors`: in 16 bits and in vectors of 16 bytes alone, which takes fewer registers.
+  template <bool kVectors>
+  __device__ __forceinline__ void write(const Slice& acc, const BwdSm90Route& route, int slice) const {
+    const int row = slice / kSlicesAcross * kSlice + warp() * 16 + lane() / 4,
+              column = slice % kSlicesAcross * kSlice;
+    const bool aligned = (args.b.p.aligned16 & tile::kAlignedDQ) != 0;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int exist = row + 8 * half < route.rows ? args.b.p.head_dim - column : 0;
+      const int64_t at = (row + 8 * half) * args.b.p.dq.row + column;
+      if constexpr (kVectors) {
+        store_row_vectors<kSlice>(reinterpret_cast<T*>(route.dq) + at, exist, acc, half, args.b.p.scale,
+                                  lane());
+      } else {
+        store_gradient_row<kSlice, T>(route.dq, at, args.b.p.dq_is_f32, aligned, exist, acc, half,
+                                      args.b.p.scale, lane());
+      }
+    }
+  }
+
+  // --- by the last block to add ---
+
+  /// Adds a consumer's slice to the sums of the blocks before, which the writer has brought, and writes it as dq.
+  __device__ __forceinline__ void deliver(Slice& acc, int slice) const {
+    const uint32_t at = memory.route(slice);
+    const auto flags = static_cast<uint32_t>(uniform(static_cast<int>(BwdSm90Route::flags_at(at))));
+    if (flags & BwdSm90Route::kReceives) add_inbox(acc, memory.dq(slice) + warp() * kPart + lane() * 16);
+    write<true>(acc, BwdSm90Route::read(at), slice);
+  }
+
   // --- along a chain ---
 
   /// Adds what later keys have sent of step number `count` to a slice, and sends it on, or writes dq. The messenger tells the
@@ -87,7 +117,7 @@ struct BwdSm90Dq : BwdSm90Warpgroup<Instance> {
       ptx::mbarrier_wait(memory.room(up, slice), (flags & BwdSm90Route::kRoomPhase) != 0);
       send(acc, ptx::address_in_cta(inbox, ptx::cta_rank() + (up ? 1 : -1)));
     } else {
-      write(acc, BwdSm90Route::read(at), slice);
+      write<false>(acc, BwdSm90Route::read(at), slice);
     }
     ptx::mbarrier_wait(memory.empty_dq(slice),
                        (count & 1) ^ 1);  // the messenger is done with the step before
@@ -108,19 +138,6 @@ struct BwdSm90Dq : BwdSm90Warpgroup<Instance> {
                          uint4{__float_as_uint(acc[4 * t]), __float_as_uint(acc[4 * t + 1]),
                                __float_as_uint(acc[4 * t + 2]), __float_as_uint(acc[4 * t + 3])});
   }
-  /// Rows of dq, which are complete, times the scale.
-  __device__ __forceinline__ void write(const Slice& acc, const BwdSm90Route& route, int slice) const {
-    const int row = slice / kSlicesAcross * kSlice + warp() * 16 + lane() / 4,
-              column = slice % kSlicesAcross * kSlice;
-    const bool aligned = (args.b.p.aligned16 & tile::kAlignedDQ) != 0;
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const int exist = row + 8 * half < route.rows ? args.b.p.head_dim - column : 0;
-      store_gradient_row<kSlice, T>(route.dq, (row + 8 * half) * args.b.p.dq.row + column, args.b.p.dq_is_f32,
-                                    aligned, exist, acc, half, args.b.p.scale, lane());
-    }
-  }
-
   // --- to dq_sum ---
 
   /// Where the sums of dQ of block n of a head are, which is counted over all sequences.
@@ -140,15 +157,28 @@ struct BwdSm90Dq : BwdSm90Warpgroup<Instance> {
   /// copy, of the columns that exist.
   __device__ __forceinline__ static void add(uint32_t from, float* sums, int slice, int of_warp,
                                              bool stores) {
-    const int row16 = slice / kSlicesAcross * (kSlice / 16) + of_warp;
-    const int before = slice % kSlicesAcross * kPart;
-    float* const to = sums + (row16 * kRow16 + before) / 4;
-    const uint32_t at = from + of_warp * kPart, bytes = min(kPart, kRow16 - before);
+    float* const to = sums + sums_at(slice, of_warp);
+    const uint32_t at = from + of_warp * kPart, bytes = bytes_of(slice);
     if (stores) {
       ptx::bulk_store_f32(to, at, bytes);
     } else {
       ptx::bulk_add_f32(to, at, bytes);
     }
+  }
+  /// Brings the sums of a slice from there to `to`; `barrier` counts their bytes.
+  __device__ __forceinline__ static void bring(uint32_t to, const float* sums, int slice, uint32_t barrier) {
+    ptx::mbarrier_arrive_expect(barrier, 4 * bytes_of(slice));
+#pragma unroll 1
+    for (int of_warp = 0; of_warp < 4; ++of_warp)
+      ptx::bulk_load(to + of_warp * kPart, sums + sums_at(slice, of_warp), bytes_of(slice), barrier);
+  }
+  /// Where in the sums of a block a warp's part of a slice is, and the bytes of it that exist.
+  __device__ __forceinline__ static int sums_at(int slice, int of_warp) {
+    const int row16 = slice / kSlicesAcross * (kSlice / 16) + of_warp;
+    return (row16 * kRow16 + slice % kSlicesAcross * kPart) / 4;
+  }
+  __device__ __forceinline__ static uint32_t bytes_of(int slice) {
+    return min(kPart, kRow16 - slice % kSlicesAcross * kPart);
   }
 
   /// All slices of step number `count`, added to `sums` straight from registers: staged slices would wait for one another.

@@ -79,6 +79,7 @@ struct BwdSm90Keys : BwdSm90Warpgroup<Instance> {
     uint32_t number;  ///< of the CTA's tiles
     int steps;        ///< -1: there is no tile any more
     int m_begin, m_end, full_begin, full_end;
+    int last_until;  ///< the block is the last to add to dQ of the queries before; the consumer of bwd_sm90 sets it
   };
   /// Waits for tile `number` of the CTA.
   __device__ __forceinline__ Tile read_tile(uint32_t number) const {

@@ -93,6 +93,10 @@ __device__ __forceinline__ bool bwd_sm90_make_work(const BackwardArgs& b, int in
     work.set(BwdSm90Work::kBeforeBegin, before.begin);
     work.set(BwdSm90Work::kBeforeEnd, before.end);
   }
+  if constexpr (Instance::kConfig.last_writes) {
+    const tile::KvBlocks after = queries_of(tile::KeyRounds{b.key_rounds}.behind(block) * kTileN);
+    work.set(BwdSm90Work::kAfterBegin, after.empty() ? blocks.end : after.begin);
+  }
   if constexpr (kChain) {
     const tile::KvBlocks after = queries_of(first_key - kTileN);
     work.set(BwdSm90Work::kAfterBegin, after.begin);
@@ -233,6 +237,8 @@ struct BwdSm90Writer {
   struct Step {
     float* sums = nullptr;
     BwdSm90Turn turn{nullptr, 0, 0, false, false};
+    bool last =
+        false;  ///< whether the consumer writes dq: adds what it has to the sums, which this warp brings
   };
   Step staged;  ///< what is staged next; at the first step of all, what nobody wants
 
@@ -240,7 +246,8 @@ struct BwdSm90Writer {
   /// after the other.
   template <class FindNext>
   __device__ __forceinline__ void add(const FindNext& find_next) {
-    const bool any = lane == 0 && staged.sums != nullptr, in_turn = any && BwdSm90Turn::wanted(args.b);
+    const bool any = lane == 0 && staged.sums != nullptr && !staged.last,
+               in_turn = any && BwdSm90Turn::wanted(args.b);
     if (in_turn) staged.turn.acquire();  // while the consumer still computes what to add
     __syncwarp();
     ptx::barrier_wait(kDqStaged + w, kConsumerAndWriter);
@@ -253,14 +260,30 @@ struct BwdSm90Writer {
     }
     Step next = find_next();  // while they are read
     if (any) ptx::bulk_wait_read<0>();
-    if (lane == 0) ptx::mbarrier_arrive(memory.empty_dq(w));
+    const bool brings = next.last && !next.turn.first;
+    if (lane == 0 && !brings) ptx::mbarrier_arrive(memory.empty_dq(w));
     if (in_turn) {
       const int seen = next.turn.look();  // while the sums are on their way
       ptx::bulk_wait<0>();                // they are in memory
       staged.turn.release(next.turn, seen);
     }
+    if (lane == 0 && brings) {
+      next.turn.acquire();
+      ptx::
+          async_proxy_fence_all();  // the sums, which others have added, and the place, which the consumer has read, for the copies
+      BwdSm90Dq<Instance>::bring(memory.dq(w), next.sums, w, memory.empty_dq(w));
+    }
     staged = next;
     __syncwarp();  // the warp waits for the next as a whole
+  }
+  /// Whether the block is the last to add to dQ of a step: tells the consumer its way then.
+  __device__ __forceinline__ bool tell(const BwdSm90Work& work, const BwdSm90Steps<Instance>& steps,
+                                       const BwdSm90Turn& turn) const {
+    const bool last = steps.n() < work[BwdSm90Work::kAfterBegin];
+    if (last && lane == 0)
+      BwdSm90Route::to_dq(args.b, turn.first ? 0 : BwdSm90Route::kReceives, work, steps, kConfig.tile_m)
+          .write(memory.route(w));
+    return last;
   }
   /// Adds the consumer's dS of step number `count` to the gradient of the bias. One lane.
   __device__ __forceinline__ void add_dbias(uint32_t count, const BwdSm90Work& work,
@@ -295,8 +318,10 @@ struct BwdSm90Writer {
         }
         add([&] {
           const int head = first_head + steps.order.head(steps.at), n = steps.n();
-          return Step{BwdSm90Dq<Instance>::sums_of(args.b, head, n),
-                      BwdSm90Turn::of<Instance>(args.b, work, head, n, w)};
+          Step step{BwdSm90Dq<Instance>::sums_of(args.b, head, n),
+                    BwdSm90Turn::of<Instance>(args.b, work, head, n, w)};
+          if constexpr (kConfig.last_writes) step.last = tell(work, steps, step.turn);
+          return step;
         });
       }
       ptx::mbarrier_arrive(memory.empty_work(tile));

@@ -74,12 +74,13 @@ bool takes_part(const Kernel&, const BackwardArgs&) {
   return true;
 }
 
-/// The bits of tile::AlignedBit of outputs that TMA writes.
+/// The bits of tile::AlignedBit of outputs that TMA writes, or that are written in vectors of 16 bytes alone.
 uint32_t output_bits(const ForwardArgs&) {
   return 0;
 }
 uint32_t output_bits(const BackwardArgs& args) {
-  return args.adds_dbias ? uint32_t{tile::kAlignedDBias} : 0u;
+  return (args.adds_dbias ? uint32_t{tile::kAlignedDBias} : 0u) |
+         (args.dq_in_vectors ? uint32_t{tile::kAlignedDQ} : 0u);
 }
 
 /// What `fovea explain` says behind the main kernel.

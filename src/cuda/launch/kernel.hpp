@@ -150,6 +150,7 @@ struct Kernel {
   LastQueriesFirst last_queries_first = LastQueriesFirst::kNever;  ///< backward, one that stays
   bool first_stores =
       false;  ///< backward: in a fixed order the first to add to a sum of dq stores (BackwardArgs::turn_rows)
+  bool last_writes = false;    ///< backward: adds in a fixed order, and the last block to add writes dq
   bool chain = false;          ///< backward: the blocks of keys of a head are the CTAs of a cluster
   bool begins_early = false;   ///< waits itself for the launches before it, which may not have ended
   int tile_m = 0, tile_n = 0;  ///< rows of queries and keys of one tile

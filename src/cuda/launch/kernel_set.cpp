@@ -181,7 +181,7 @@ class Collector {
       add_gradient(KernelKind::kBackwardDv);
       add_gradient(KernelKind::kBackwardDq);
     }
-    if (!set_.main->writes_dq) add(set_.after, KernelKind::kPostprocess);
+    if (!set_.main->writes_dq && !set_.main->last_writes) add(set_.after, KernelKind::kPostprocess);
     if (p().has(Role::kKeys))
       add(set_.after, asked_.deterministic ? KernelKind::kListKeys : KernelKind::kListGradients);
     if (occupies_memory(p()[Role::kDBias])) {

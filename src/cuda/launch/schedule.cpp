@@ -463,7 +463,8 @@ BackwardLayout backward_layout(const AttentionProblem& p, const Kernel& kernel,
   }
   args.slots = device.sm_count * ctas_per_sm;
   args.alibi_norms.wanted = may_have_reach(p, kernel);
-  const bool in_turns = deterministic || prefers_turns(p, kernel, args);
+  const bool in_turns = deterministic || kernel.last_writes || prefers_turns(p, kernel, args);
+  args.dq_in_vectors = kernel.last_writes;
   if (kernel.persistent) order_tiles(p, kernel, in_turns, device.l2_bytes, args);
   if (kernel.chain) {
     args.cluster = args.key_blocks;

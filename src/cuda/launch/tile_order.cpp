@@ -17,6 +17,12 @@ bool are_whole(const AttentionProblem& p) {
   return !p.packed && !p.has_cache() && !p.has(Role::kSeqUsedQ) && !p.has(Role::kSeqUsedK);
 }
 
+bool has_many_tiles(const AttentionProblem& p, const Kernel& kernel, int64_t slots) {
+  // (With 7.8, 16 sequences of 1,024 tokens, 32 heads over 8 of 64, a fixed order is 2 to 6 % faster; from two down it is slower.)
+  constexpr int64_t kManyTiles = 6;
+  return ceil_div(p.seqlen_k, std::max(1, kernel.tile_n)) * p.batch * p.heads_kv >= kManyTiles * slots;
+}
+
 bool shares_bias(const AttentionProblem& p) {
   const TensorDesc& bias = p[Role::kBias];
   return p.has(Role::kBias) && !p.packed && p.batch > 1 && bias.stride[0] == 0 && bias.stride[1] != 0;
@@ -66,12 +72,10 @@ void order_tiles(const AttentionProblem& p, const Kernel& kernel, bool in_turns,
 }
 
 bool prefers_turns(const AttentionProblem& p, const Kernel& kernel, const BackwardArgs& args) {
-  // For each CTA. (With 7.8, 16 sequences of 1,024 tokens, 32 heads over 8 of 64, the order is 2 to 6 % faster; from two down it is slower.)
-  constexpr int64_t kManyTiles = 6;
   if (!kernel.first_stores || kernel.seen_blocks || kernel.last_queries_first != LastQueriesFirst::kAlways ||
       !are_whole(p))
     return false;
-  if (args.key_blocks * p.batch * p.heads_kv < kManyTiles * args.slots) return false;
+  if (!has_many_tiles(p, kernel, args.slots)) return false;
   const bool wide = kernel.tile_m > 64;
   return args.key_blocks <= (wide ? 16 : 8) && (wide || !tiles_differ(p));
 }

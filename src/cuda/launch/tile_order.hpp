@@ -10,6 +10,8 @@ namespace fovea::cuda {
 bool tiles_differ(const AttentionProblem& p);
 /// Whether every sequence is as long as any, and alone in its rows of q and k.
 bool are_whole(const AttentionProblem& p);
+/// Whether a backward has several tiles of keys for each CTA, `slots` of which the GPU holds.
+bool has_many_tiles(const AttentionProblem& p, const Kernel& kernel, int64_t slots);
 /// Whether sequences share a bias that their heads do not: those of a head side by side read it from L2, and add to its gradient
 /// there.
 bool shares_bias(const AttentionProblem& p);

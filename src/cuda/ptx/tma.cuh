@@ -62,5 +62,9 @@ __device__ __forceinline__ void tma_add(const CUtensorMap& map, uint32_t from, i
 __device__ __forceinline__ void async_proxy_fence() {
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
+/// The same, of global memory as well, and of what this thread has seen of other threads'.
+__device__ __forceinline__ void async_proxy_fence_all() {
+  asm volatile("fence.proxy.async;" ::: "memory");
+}
 
 }  // namespace fovea::cuda::ptx

@@ -28,5 +28,6 @@ inline void tma_add(const CUtensorMap& map, uint32_t from, int c0, int c1, int c
   emulation::tma_add(map, from, at, 4);
 }
 inline void async_proxy_fence() {}
+inline void async_proxy_fence_all() {}
 
 }  // namespace fovea::cuda::ptx
