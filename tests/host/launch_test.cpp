@@ -1127,7 +1127,8 @@ TEST(Launch, KernelsThatAddInAnyOrderAreNotForTheSameBits) {
   kernel.kind = KernelKind::kBackward;
   kernel.any_order = true;
   const AttentionProblem p = problem(2, 300, 300, 6, 6, 64);
-  KernelRequest request(p, hopper());
+  const DeviceProperties device = hopper();
+  KernelRequest request(p, device);
   EXPECT_EQ(cannot_because(kernel, request), "");
   request.same_bits = true;
   EXPECT_EQ(cannot_because(kernel, request), "adds to dq in any order, not with the same bits each time");
@@ -1157,7 +1158,8 @@ TEST(KernelChoice, TheLastBlockWritesDqOfShortCausalHeads) {
   EXPECT_EQ(why_not(p), "") << "six tiles for each of 132 SMs";
   EXPECT_NE(why_not(causal(6, 1024, 1024)).find("is for many heads"), std::string::npos);
   const AttentionProblem one = causal(1, 1024, 1024);
-  KernelRequest same_bits(one, hopper());
+  const DeviceProperties device = hopper();
+  KernelRequest same_bits(one, device);
   same_bits.same_bits = true;
   EXPECT_EQ(cannot_because(last_writes(), same_bits), "");
   EXPECT_NE(why_not(causal(7, 1024, 1025)).find("up to 1024 keys"), std::string::npos);
