@@ -355,8 +355,9 @@ TEST(KernelTable, ValuesInKeysNeedAProblemThatHasThem) {
   kernel.tile_m = 64;
   AttentionProblem p = problem(2, 1, 512, 128, 1, 576);
   p.head_dim_v = 512;
+  const DeviceProperties device = hopper();
   const auto because = [&](bool values_in_keys) {
-    KernelRequest request(p, hopper());
+    KernelRequest request(p, device);
     request.values_in_keys = values_in_keys;
     return cannot_because(kernel, request);
   };
