@@ -28,7 +28,7 @@ namespace fovea::cuda {
 /// The way of dQ of a step, as the loader of Q tells the consumers, or without a chain the consumer's writer.
 struct BwdSm90Route {
   enum Flag : uint32_t {
-    kReceives = 1,    ///< there are sums of later keys to add to
+    kReceives = 1,    ///< there are sums of other keys to add to
     kInboxPhase = 2,  ///< parity in which they come
     kSends = 4,       ///< earlier keys see these queries, too; else this CTA writes dq
     kRoomPhase = 8,   ///< parity in which the next inbox has room
