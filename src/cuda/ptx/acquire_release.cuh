@@ -28,11 +28,12 @@ __device__ __forceinline__ uint64_t ld_acquire(const uint64_t* flag) {
   return seen;
 }
 
-/// The same two without an order between the flag and other memory: fence_acq_rel between them and the rest makes it.
+/// Sets a flag without an order between it and other memory, which fence_acq_rel in front of it makes.
 __device__ __forceinline__ void st_relaxed(int* flag, int value) {
   asm volatile("st.relaxed.gpu.global.s32 [%0], %1;" ::"l"(flag), "r"(value) : "memory");
 }
 
+/// What a flag holds, likewise; fence_acq_rel behind it makes the order.
 __device__ __forceinline__ int ld_relaxed(const int* flag) {
   int seen;
   asm volatile("ld.relaxed.gpu.global.s32 %0, [%1];" : "=r"(seen) : "l"(flag) : "memory");
