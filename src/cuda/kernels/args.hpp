@@ -173,7 +173,7 @@ struct BackwardArgs {
   /// (semaphore_at), and before these the CTAs that have begun, for each of semaphore_columns() slices. 0 at first.
   int* dq_semaphore = nullptr;
   /// With it: rows of a tile whose first block of keys, in that order, stores its part, where the others add theirs. dq_sum holds anything
-  /// before, and at last where nobody had a turn. 0: all add, to zeros.
+  /// before, and at last where nobody had a turn or the last wrote dq. 0: all add, to zeros.
   int turn_rows = 0;
   bool dq_in_vectors = false;   ///< whether the main kernel writes rows of dq in vectors of 16 bytes alone
   int* tile_counter = nullptr;  ///< of a kernel that stays: tiles given out; 0 at first

@@ -101,6 +101,10 @@ __global__ void __launch_bounds__(Instance::kConfig.threads(), 1)
   static_assert(kConfig.parts == 1 && kConfig.q_stages == kConfig.do_stages,
                 "a step has one slot for Q and dO");
   static_assert(!kConfig.chain || (!kConfig.one_gradient && kConfig.k_stages == 2));
+  static_assert(!kConfig.last_writes ||
+                    (kConfig.stages_dq() && kConfig.last_queries_first() == LastQueriesFirst::kAlways &&
+                     !kConfig.alibi && !kConfig.expression),
+                "the first keys add first, and a block is the last at the end of its walk");
   // A slice for each consumer; all columns of the slices exist where red.v4 adds them.
   // Behind a step: a slice and a half for each.
   static_assert(kConfig.one_gradient  ? kConfig.head_dim % kConfig.kSlice == 0

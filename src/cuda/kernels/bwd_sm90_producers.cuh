@@ -237,13 +237,13 @@ struct BwdSm90Writer {
   struct Step {
     float* sums = nullptr;
     BwdSm90Turn turn{nullptr, 0, 0, false, false};
-    bool last =
-        false;  ///< whether the consumer writes dq: adds what it has to the sums, which this warp brings
+    /// Whether the consumer writes dq: adds what it has to the sums, which this warp brings.
+    bool last = false;
   };
   Step staged;  ///< what is staged next; at the first step of all, what nobody wants
 
-  /// Adds what is staged, or stores it as the first of all, behind which will be what find_next() finds. What one step of this takes, all blocks of a head wait for, one
-  /// after the other.
+  /// Adds what is staged, or stores it as the first of all; where the consumer has written dq there is nothing to add. Behind it will be
+  /// what find_next() finds. What one step of this takes, all blocks of a head wait for, one after the other.
   template <class FindNext>
   __device__ __forceinline__ void add(const FindNext& find_next) {
     const bool any = lane == 0 && staged.sums != nullptr && !staged.last,
@@ -269,8 +269,8 @@ struct BwdSm90Writer {
     }
     if (lane == 0 && brings) {
       next.turn.acquire();
-      ptx::
-          async_proxy_fence_all();  // the sums, which others have added, and the place, which the consumer has read, for the copies
+      // The sums, which others have added, and the place, which the consumer has read, for the copies.
+      ptx::async_proxy_fence_all();
       BwdSm90Dq<Instance>::bring(memory.dq(w), next.sums, w, memory.empty_dq(w));
     }
     staged = next;

@@ -335,7 +335,7 @@ std::string complete_clause(const AttentionProblem& p) {
 
 /// What a branch in each step costs, and an order of additions that nobody asks for, is less than bwd_postprocess where heads are short and
 /// many, and a block of keys is the last to add at few of its queries. (H200, 16,384 tokens, causal: d64 13 % faster at 512 keys, 5 % at
-/// 1,024; d128 6 % at 1,024. Without a mask up to 6 % slower, at 2,048 keys 2 to 4 %.)
+/// 1,024; d128 6 % at 1,024. Without a mask up to 6 % slower, at 2,048 keys 1 to 4 %.)
 std::string last_writes_clause(const Kernel& k, const KernelRequest& r) {
   if (!k.last_writes) return "";
   const AttentionProblem& p = r.problem;
