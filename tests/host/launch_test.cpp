@@ -1054,7 +1054,7 @@ TEST(Schedule, ShortHeadsAreAddedUpInAFixedOrder) {
   const auto in_turns = [&](int tile_m, int64_t batch, int64_t keys, bool causal) {
     const BackwardLayout layout = layout_of(tile_m, batch, keys, causal, false);
     EXPECT_EQ(layout.args.turn_rows, layout.dq_semaphore >= 0 ? tile_m : 0);
-    return layout.dq_semaphore >= 0;
+    return layout.dq_semaphore >= 0 && !layout.args.first_alone;
   };
   for (const bool causal : {false, true}) {
     EXPECT_TRUE(in_turns(128, 8, 2048, causal));
@@ -1072,6 +1072,70 @@ TEST(Schedule, ShortHeadsAreAddedUpInAFixedOrder) {
   const BackwardLayout adds = layout_of(64, 1, 8192, true, true);
   EXPECT_EQ(adds.args.turn_rows, 0);
   EXPECT_GE(adds.dq_semaphore, 0);
+}
+
+TEST(Schedule, OthersWaitForTheFirstBlockAlone) {
+  Kernel stays = kPlain64;
+  stays.kind = KernelKind::kBackward;
+  stays.persistent = stays.first_stores = true;
+  stays.last_queries_first = LastQueriesFirst::kAlways;
+  stays.tile_n = 128;
+  const auto first_alone = [&](int tile_m, AttentionProblem p, bool deterministic = false) {
+    stays.tile_m = tile_m;
+    const BackwardLayout layout = backward_layout(p, stays, hopper(), 1, deterministic);
+    if (layout.args.first_alone) {
+      EXPECT_GE(layout.dq_semaphore, 0);
+      EXPECT_EQ(layout.args.turn_rows, tile_m);
+      EXPECT_EQ(layout.args.heads_a_block.value, p.group()) << "no block gets to a head before the first";
+    }
+    return layout.args.first_alone;
+  };
+  const auto whole = [](int64_t batch, int64_t keys, bool causal) {
+    AttentionProblem p = problem(batch, keys, keys, 16, 16, 64);
+    p.window_right = causal ? 0 : -1;
+    return p;
+  };
+  for (const bool causal : {false, true}) {
+    EXPECT_TRUE(first_alone(64, whole(4, 4096, causal)));
+    EXPECT_FALSE(first_alone(64, whole(4, 4097, causal)));
+    EXPECT_FALSE(first_alone(64, whole(1, 4096, causal))) << "four tiles a CTA";
+    EXPECT_EQ(first_alone(128, whole(4, 4096, causal)), causal);
+    EXPECT_FALSE(first_alone(64, whole(4, 4096, causal), true)) << "all in order";
+  }
+  AttentionProblem window = whole(2, 8192, true);
+  window.window_left = 512;
+  EXPECT_TRUE(first_alone(64, window));
+  EXPECT_TRUE(first_alone(128, window));
+  AttentionProblem grouped = problem(4, 2048, 2048, 64, 16, 64);
+  EXPECT_TRUE(first_alone(64, grouped));
+  AttentionProblem packed = whole(8, 1024, true);
+  packed.packed = true;
+  packed.total_q = packed.total_k = 6336;  // 49.5 blocks of 16 heads: six tiles for each of 132 CTAs
+  EXPECT_TRUE(first_alone(64, packed));
+  EXPECT_TRUE(first_alone(128, packed));
+  packed.total_k = 6272;
+  EXPECT_FALSE(first_alone(64, packed));
+  stays.seen_blocks = true;
+  EXPECT_FALSE(first_alone(64, whole(4, 4096, true)));
+}
+
+TEST(Schedule, MoreHeadsAtOnceWhereTilesOfOneWait) {
+  Kernel stays = kPlain64;
+  stays.kind = KernelKind::kBackward;
+  stays.persistent = true;
+  stays.tile_m = stays.tile_n = 64;
+  const auto at_once = [&](int64_t keys, bool causal, bool deterministic) {
+    AttentionProblem p = problem(16384 / keys, keys, keys, 8, 8, 64);
+    p.window_right = causal ? 0 : -1;
+    return backward_layout(p, stays, hopper(), 1, deterministic).args.heads_at_once;
+  };
+  EXPECT_EQ(at_once(1024, false, false), 9) << "of 16 blocks for 132 CTAs";
+  EXPECT_EQ(at_once(1024, false, true), 13);
+  EXPECT_EQ(at_once(4096, false, true), 4);
+  EXPECT_EQ(at_once(512, false, true), 17);
+  EXPECT_EQ(at_once(1024, true, true), 9);
+  stays.first_stores = true;
+  EXPECT_EQ(at_once(1024, false, true), 9);
 }
 
 TEST(Schedule, TilesThatWaitForOneAnotherBeginApart) {

@@ -169,12 +169,14 @@ struct BackwardArgs {
   /// Float32 sums of dq before the factor `scale`, (batch, heads_q, rows, head_dim padded to the kernel's):
   /// the layout inside a tile belongs to the main kernel and bwd_postprocess alone.
   float* dq_sum = nullptr;
-  /// Where a gradient is to have the same bits each time: whose turn it is to add to a tile of dq_sum
+  /// Where blocks of keys wait for one another: whose turn it is to add to a tile of dq_sum
   /// (semaphore_at), and before these the CTAs that have begun, for each of semaphore_columns() slices. 0 at first.
   int* dq_semaphore = nullptr;
   /// With it: rows of a tile whose first block of keys, in that order, stores its part, where the others add theirs. dq_sum holds anything
   /// before, and at last where nobody had a turn or the last wrote dq. 0: all add, to zeros.
   int turn_rows = 0;
+  /// With these: whether the others wait for that first block alone, and add in any order; else all add in order, for the same bits each time.
+  bool first_alone = false;
   bool dq_in_vectors = false;   ///< whether the main kernel writes rows of dq in vectors of 16 bytes alone
   int* tile_counter = nullptr;  ///< of a kernel that stays: tiles given out; 0 at first
   /// Where queries have lists: float32 sums of dk before the factor `scale`, (rows of k, heads_kv, dk_columns), and of dv behind

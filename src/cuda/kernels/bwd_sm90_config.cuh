@@ -451,9 +451,10 @@ __device__ __forceinline__ tile::KvBlocks bwd_sm90_queries_of(const tile::Attent
 }
 
 /// The fixed order in which key blocks add to a tile of dQ, so that the sums have the same bits each time: that of the tiles, so whom a
-/// CTA waits for has begun before it.
+/// CTA waits for has begun before it. Or with `first_alone` the first of them, which stores, and then the others in any order.
 struct BwdSm90Turn {
-  int* flag;   ///< the number of the block that has added last, plus 1
+  int*
+      flag;  ///< the number of the block that has added last, plus 1; with first_alone 1 when the first has stored
   int number;  ///< of this tile's block
   int before;  ///< what the flag is when the turn has come
   bool waits;  ///< whether a block adds before, which has not been seen to
@@ -463,9 +464,15 @@ struct BwdSm90Turn {
   template <class Instance>
   __device__ __forceinline__ static BwdSm90Turn of(const BackwardArgs& b, const BwdSm90Work& work, int head,
                                                    int n, int part) {
+    if (b.dq_semaphore == nullptr) return {nullptr, 0, 0, false, false};
+    const BwdSm90Turn turn = in_order<Instance>(b, work, head, n, part);
+    return b.first_alone ? BwdSm90Turn{turn.flag, 0, 1, !turn.first, turn.first} : turn;
+  }
+  template <class Instance>
+  __device__ __forceinline__ static BwdSm90Turn in_order(const BackwardArgs& b, const BwdSm90Work& work,
+                                                         int head, int n, int part) {
     constexpr BwdSm90Config kConfig = Instance::kConfig;
     constexpr int kTileN = kConfig.tile_n();
-    if (b.dq_semaphore == nullptr) return {nullptr, 0, 0, false, false};
     int* const flag = b.dq_semaphore + b.semaphore_at(0, head, n * kConfig.tile_m, 0) + part;
     const int number = work[BwdSm90Work::kFirstKey] / kTileN;
     const bool known = n >= work[BwdSm90Work::kBeforeBegin] && n < work[BwdSm90Work::kBeforeEnd];
@@ -491,6 +498,8 @@ struct BwdSm90Turn {
   /// Whether there is an order, for a branch round acquire() and release(): predicated instead, the fences of a release
   /// take a tenth of the time at D = 256 though no thread executes them.
   __device__ __forceinline__ static bool wanted(const BackwardArgs& b) { return b.dq_semaphore != nullptr; }
+  /// Whether others wait for this block.
+  __device__ __forceinline__ bool is_awaited(const BackwardArgs& b) const { return first || !b.first_alone; }
   /// By one thread, before it adds.
   __device__ __forceinline__ void acquire() const {
     if (waits) ptx::wait_for(flag, before);

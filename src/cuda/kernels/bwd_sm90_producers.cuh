@@ -262,7 +262,7 @@ struct BwdSm90Writer {
     if (any) ptx::bulk_wait_read<0>();
     const bool brings = next.last && !next.turn.first;
     if (lane == 0 && !brings) ptx::mbarrier_arrive(memory.empty_dq(w));
-    if (in_turn) {
+    if (in_turn && staged.turn.is_awaited(args.b)) {
       const int seen = next.turn.look();  // while the sums are on their way
       ptx::bulk_wait<0>();                // they are in memory
       staged.turn.release(next.turn, seen);

@@ -463,9 +463,10 @@ BackwardLayout backward_layout(const AttentionProblem& p, const Kernel& kernel,
   }
   args.slots = device.sm_count * ctas_per_sm;
   args.alibi_norms.wanted = may_have_reach(p, kernel);
-  const bool in_turns = deterministic || kernel.last_writes || prefers_turns(p, kernel, args);
+  const AdditionOrder order = order_of_additions(p, kernel, args, deterministic);
+  args.first_alone = order == AdditionOrder::kFirstAlone;
   args.dq_in_vectors = kernel.last_writes;
-  if (kernel.persistent) order_tiles(p, kernel, in_turns, device.l2_bytes, args);
+  if (kernel.persistent) order_tiles(p, kernel, order, device.l2_bytes, args);
   if (kernel.chain) {
     args.cluster = args.key_blocks;
     args.mirrors = p.window_right >= 0;
@@ -476,7 +477,7 @@ BackwardLayout backward_layout(const AttentionProblem& p, const Kernel& kernel,
   // Side by side with it: such a kernel reads whole tiles, of which the last may end behind the rows.
   if (kernel.dk_alone) parts.take(kernel.tile_m, 4);
   layout.dq_sum = parts.take(all_rows, padded_dim * 4);
-  if (in_turns && !kernel.writes_dq)
+  if (order != AdditionOrder::kAny && !kernel.writes_dq)
     layout.dq_semaphore =
         parts.take(1 + all_rows / BackwardArgs::kSemaphoreRows, args.semaphore_columns() * 4);
   if (layout.dq_semaphore >= 0 && kernel.first_stores) args.turn_rows = kernel.tile_m;

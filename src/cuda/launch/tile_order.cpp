@@ -20,7 +20,8 @@ bool are_whole(const AttentionProblem& p) {
 bool has_many_tiles(const AttentionProblem& p, const Kernel& kernel, int64_t slots) {
   // (With 7.8, 16 sequences of 1,024 tokens, 32 heads over 8 of 64, a fixed order is 2 to 6 % faster; from two down it is slower.)
   constexpr int64_t kManyTiles = 6;
-  return ceil_div(p.seqlen_k, std::max(1, kernel.tile_n)) * p.batch * p.heads_kv >= kManyTiles * slots;
+  const int64_t sequences = p.packed ? 1 : p.batch, keys = p.packed ? p.total_k : p.seqlen_k;
+  return ceil_div(keys, std::max(1, kernel.tile_n)) * sequences * p.heads_kv >= kManyTiles * slots;
 }
 
 bool shares_bias(const AttentionProblem& p) {
@@ -28,8 +29,9 @@ bool shares_bias(const AttentionProblem& p) {
   return p.has(Role::kBias) && !p.packed && p.batch > 1 && bias.stride[0] == 0 && bias.stride[1] != 0;
 }
 
-void order_tiles(const AttentionProblem& p, const Kernel& kernel, bool in_turns, size_t l2_bytes,
+void order_tiles(const AttentionProblem& p, const Kernel& kernel, AdditionOrder order, size_t l2_bytes,
                  BackwardArgs& args) {
+  const bool in_turns = order == AdditionOrder::kFixed;
   const int64_t heads = std::max<int64_t>(1, p.batch * p.heads_kv);
   const int64_t blocks =
       p.packed ? std::max<int64_t>(1, ceil_div(p.total_k, p.batch * kernel.tile_n)) : args.key_blocks;
@@ -46,8 +48,16 @@ void order_tiles(const AttentionProblem& p, const Kernel& kernel, bool in_turns,
   // of four, 4,096 tokens, 85 and 99 %.)
   const int64_t filling = ceil_div(args.slots, blocks), tiles_each = tiles_differ(p) ? 2 : 1;
   int64_t at_once = filling * tiles_each;
+  // Else a block would get to a head before the first keys, which have more steps, have been there.
+  if (order != AdditionOrder::kAny && args.last_queries_first)
+    args.heads_a_block = static_cast<int>(p.group());
   if (in_turns && !args.last_queries_first) {
-    at_once = filling;  // Q, dO and dQ of more leave L2, and nothing is won
+    // Q, dO and dQ of more leave L2. Where a warpgroup adds dQ, passing a turn on takes longer than a step, and all blocks of a head that
+    // begin together wait for one another: half again as many heads, so that fewer do. (Measured at d192, 192/128 and d256, 1,024 to 8,192
+    // keys without a mask: 3 to 6 % faster; 512 keys 2 % slower, with a mask 2 to 10 %, twice as many heads 5 to 8 %.)
+    constexpr int64_t kBlocksThatWait = 16;
+    const bool wait = !kernel.first_stores && !triangle && blocks >= kBlocksThatWait;
+    at_once = wait ? filling * 3 / 2 : filling;
   } else if (in_turns) {
     // With more heads fewer tiles of each run at a time, and wait for one another. Tiles of a long head are at a few of its rows, those of
     // short heads at all: Q and dO (2 bytes) and the sums of dQ (4) are to stay in L2.
@@ -56,7 +66,6 @@ void order_tiles(const AttentionProblem& p, const Kernel& kernel, bool in_turns,
     const int64_t bytes_of_row = 2 * (p.head_dim + p.head_dim_v) + 4 * p.head_dim;
     const bool stay = 4 * filling * p.seqlen_q * bytes_of_row <= static_cast<int64_t>(l2_bytes);
     if (many) at_once = 2 * filling;
-    args.heads_a_block = static_cast<int>(p.group());
     if (triangle && p.group() == 1) {
       at_once = always ? (many || stay ? 4 : 2) * filling : std::max<int64_t>(2 * filling, 6);
       // Tiles that follow one another begin at least a step and a half of 64 queries apart: about what passing a turn on takes. (Measured
@@ -71,13 +80,17 @@ void order_tiles(const AttentionProblem& p, const Kernel& kernel, bool in_turns,
   args.whole_sections = tile::whole_sections(heads, args.heads_at_once, filling * tiles_each);
 }
 
-bool prefers_turns(const AttentionProblem& p, const Kernel& kernel, const BackwardArgs& args) {
+AdditionOrder order_of_additions(const AttentionProblem& p, const Kernel& kernel, const BackwardArgs& args,
+                                 bool deterministic) {
+  if (deterministic || kernel.last_writes) return AdditionOrder::kFixed;
   if (!kernel.first_stores || kernel.seen_blocks || kernel.last_queries_first != LastQueriesFirst::kAlways ||
-      !are_whole(p))
-    return false;
-  if (!has_many_tiles(p, kernel, args.slots)) return false;
-  const bool wide = kernel.tile_m > 64;
-  return args.key_blocks <= (wide ? 16 : 8) && (wide || !tiles_differ(p));
+      !has_many_tiles(p, kernel, args.slots))
+    return AdditionOrder::kAny;
+  const bool wide = kernel.tile_m > 64, differ = tiles_differ(p);
+  if (are_whole(p) && args.key_blocks <= (wide ? 16 : 8) && (wide || !differ)) return AdditionOrder::kFixed;
+  constexpr int kShort = 32;  // blocks of 128 keys
+  const bool is_short = args.key_blocks <= kShort || p.window_left >= 0;
+  return is_short && (differ || !wide) ? AdditionOrder::kFirstAlone : AdditionOrder::kAny;
 }
 
 }  // namespace fovea::cuda

@@ -15,12 +15,21 @@ bool has_many_tiles(const AttentionProblem& p, const Kernel& kernel, int64_t slo
 /// Whether sequences share a bias that their heads do not: those of a head side by side read it from L2, and add to its gradient
 /// there.
 bool shares_bias(const AttentionProblem& p);
-/// The order in which the CTAs of a backward that stays take tiles, and walk through one. `in_turns`: they add to dq in a fixed order.
-void order_tiles(const AttentionProblem& p, const Kernel& kernel, bool in_turns, size_t l2_bytes,
+/// In what order blocks of keys add to sums of dq.
+enum class AdditionOrder {
+  kAny,         ///< to zeros that are there before
+  kFirstAlone,  ///< one of them first, which stores, then the others (BackwardArgs::first_alone)
+  kFixed        ///< each behind the one before it, for the same bits each time
+};
+/// The order that a backward takes, which is fixed where `deterministic` or the kernel asks for it. Else tiles wait for one another where
+/// that takes less than zeros do that nobody then writes, so where heads are short and many. (H200, of the time with zeros. All in order:
+/// 0.96 to 0.99 at d64 up to 2,048 keys, 0.95 to 0.98 at d96 and d128 up to 1,024 without a mask; up to 1.04 there with one, and 1.3 where an
+/// SM has two tiles. The first alone: 0.97 to 1.0 at d128 up to 4,096 keys, with windows of a few hundred keys 0.92 to 0.96, 0.98 and 0.97
+/// under a mask at d64; 1.02 from 8,192 keys on, 1.01 where an SM has four tiles.)
+AdditionOrder order_of_additions(const AttentionProblem& p, const Kernel& kernel, const BackwardArgs& args,
+                                 bool deterministic);
+/// The order in which the CTAs of a backward that stays take tiles, and walk through one.
+void order_tiles(const AttentionProblem& p, const Kernel& kernel, AdditionOrder order, size_t l2_bytes,
                  BackwardArgs& args);
-/// Whether sums of dq are added up in a fixed order though nobody asks for it: where heads are short and many, tiles wait for one another
-/// less than zeros take that nobody then writes. (H200: 1 to 4 % faster at d64 up to 2,048 keys, 2 to 5 % at d96 and d128 up to 1,024 without
-/// a mask; up to 4 % slower there with one, and up to a quarter where an SM has two tiles.)
-bool prefers_turns(const AttentionProblem& p, const Kernel& kernel, const BackwardArgs& args);
 
 }  // namespace fovea::cuda
