@@ -1106,6 +1106,8 @@ TEST(Schedule, OthersWaitForTheFirstBlockAlone) {
   window.window_left = 512;
   EXPECT_TRUE(first_alone(64, window));
   EXPECT_TRUE(first_alone(128, window));
+  window.window_left = 4096;
+  EXPECT_FALSE(first_alone(64, window)) << "as many keys as without";
   AttentionProblem grouped = problem(4, 2048, 2048, 64, 16, 64);
   EXPECT_TRUE(first_alone(64, grouped));
   AttentionProblem packed = whole(8, 1024, true);

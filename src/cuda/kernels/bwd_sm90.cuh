@@ -20,6 +20,7 @@
 //                               factor over, computes dS and sums dK. A third warpgroup computes dQ, slice by slice, and
 //                               adds it straight from registers.
 //
+// Where key blocks wait for one another (BwdSm90Turn) the first to add stores its part, so that nobody writes zeros before.
 // Where the order of additions is fixed the last block to add can write dq instead (`last_writes`): the writer brings the sums of the others
 // to where dQ is staged, and the consumer adds its part and writes.
 //

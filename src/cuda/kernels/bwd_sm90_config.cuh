@@ -451,10 +451,10 @@ __device__ __forceinline__ tile::KvBlocks bwd_sm90_queries_of(const tile::Attent
 }
 
 /// The fixed order in which key blocks add to a tile of dQ, so that the sums have the same bits each time: that of the tiles, so whom a
-/// CTA waits for has begun before it. Or with `first_alone` the first of them, which stores, and then the others in any order.
+/// CTA waits for has begun before it. Or with `first_alone` the first of them, which stores, and then the others in any order:
+/// the flag is 1 when it has.
 struct BwdSm90Turn {
-  int*
-      flag;  ///< the number of the block that has added last, plus 1; with first_alone 1 when the first has stored
+  int* flag;   ///< the number of the block that has added last, plus 1
   int number;  ///< of this tile's block
   int before;  ///< what the flag is when the turn has come
   bool waits;  ///< whether a block adds before, which has not been seen to
@@ -468,6 +468,7 @@ struct BwdSm90Turn {
     const BwdSm90Turn turn = in_order<Instance>(b, work, head, n, part);
     return b.first_alone ? BwdSm90Turn{turn.flag, 0, 1, !turn.first, turn.first} : turn;
   }
+  /// The same where there is an order.
   template <class Instance>
   __device__ __forceinline__ static BwdSm90Turn in_order(const BackwardArgs& b, const BwdSm90Work& work,
                                                          int head, int n, int part) {

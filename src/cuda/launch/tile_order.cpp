@@ -88,9 +88,9 @@ AdditionOrder order_of_additions(const AttentionProblem& p, const Kernel& kernel
     return AdditionOrder::kAny;
   const bool wide = kernel.tile_m > 64, differ = tiles_differ(p);
   if (are_whole(p) && args.key_blocks <= (wide ? 16 : 8) && (wide || !differ)) return AdditionOrder::kFixed;
-  constexpr int kShort = 32;  // blocks of 128 keys
-  const bool is_short = args.key_blocks <= kShort || p.window_left >= 0;
-  return is_short && (differ || !wide) ? AdditionOrder::kFirstAlone : AdditionOrder::kAny;
+  constexpr int64_t kFewKeys = 4096;
+  const bool few = p.seqlen_k <= kFewKeys || (p.window_left >= 0 && p.window_left < kFewKeys);
+  return few && (differ || !wide) ? AdditionOrder::kFirstAlone : AdditionOrder::kAny;
 }
 
 }  // namespace fovea::cuda
