@@ -37,14 +37,23 @@ TEST(CudaFirstAloneOf, WindowsThatLeaveRowsWithoutKeys) {
   expect_conformance(s);
 }
 
-TEST(CudaFirstAloneOf, PackedSequences) {
+/// Blocks of keys of one head run together, and begin at the same queries.
+TEST(CudaFirstAloneOf, LongSequences) {
   for (const int64_t head_dim : {64, 128}) {
-    ProblemSpec s = many_tiles(390, head_dim, 8, 8);
-    s.lengths_q = s.lengths_k = {390, 0, 129, 260};
-    s.batch = 4;
-    s.causal = true;
+    ProblemSpec s = many_tiles(1000, head_dim, 6, 6);
+    s.batch = 1;
+    s.lengths_q = {300};
+    s.lengths_k = {1000};
     expect_conformance(s);
   }
+}
+
+TEST(CudaFirstAloneOf, PackedSequences) {
+  ProblemSpec s = many_tiles(390, 128, 8, 8);
+  s.lengths_q = s.lengths_k = {390, 0, 129, 260};
+  s.batch = 4;
+  s.causal = true;
+  expect_conformance(s);
 }
 
 TEST(CudaFirstAloneOf, GroupsOfHeadsWithUsedLengths) {
@@ -58,7 +67,7 @@ TEST(CudaFirstAloneOf, GroupsOfHeadsWithUsedLengths) {
 
 TEST(CudaFirstAloneOf, OddStrides) {
   ProblemSpec s = many_tiles(300, 104, 8, 8);
-  s.causal = true;
+  s.window_left = 130;
   s.layout = Layout::kMixed;
   s.sink = s.dsink = s.dlse = true;
   expect_conformance(s);

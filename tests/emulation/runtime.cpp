@@ -149,12 +149,16 @@ CUresult launch_clusters(CUfunction function, unsigned grid_x, unsigned grid_y, 
     return CUDA_ERROR_INVALID_VALUE;
   }
   report().count(kernel);
+  // Backwards of Hopper wait for one another's tiles: these CTAs take turns at random, or a wait that is missing would not show.
+  constexpr int kTogether = 4;
+  const bool wait = kernel.kind == cuda::KernelKind::kBackward && kernel.persistent && cluster == 1;
   const Launch launch = {kernel.name,
                          {grid_x, grid_y, grid_z},
                          static_cast<int>(block_x),
                          shared,
                          kernel.family != cuda::Family::kMmaSm75 && chip().capability >= 80,
-                         cluster};
+                         cluster,
+                         wait ? kTogether : 1};
   switch (kernel.kind) {
     case cuda::KernelKind::kAppend:
       return run_kernel<cuda::AppendArgs>(launch, kernel, parameters[0]);

@@ -106,7 +106,7 @@ struct Fiber {
   Copies copies;
 };
 
-/// Runs clusters of CTAs, mostly of one, one at a time. Each thread of the process that launches has one.
+/// Runs groups of CTAs, mostly of one, one at a time: clusters, or the resident ones. Each thread of the process that launches has one.
 class Processor {
  public:
   ~Processor() {
@@ -121,6 +121,8 @@ class Processor {
     if (launch.cluster < 1 || launch.cluster > kMostCluster ||
         launch.grid.x % static_cast<unsigned>(launch.cluster) != 0)
       fail("clusters of %d in a grid of %u", launch.cluster, launch.grid.x);
+    if (launch.resident < 1 || launch.resident > kMostCluster || (launch.resident > 1 && launch.cluster > 1))
+      fail("%d resident CTAs, clusters of %d", launch.resident, launch.cluster);
     if (launch.shared_bytes > kMostShared) fail("%zu bytes of shared memory", launch.shared_bytes);
     launch_ = &launch;
     thread_ = &thread;
@@ -128,18 +130,19 @@ class Processor {
     position.block_size = {static_cast<unsigned>(launch.threads), 1, 1};
     seed_ = base_seed() + launches_++;
     random_.seed(seed_);
-    const auto of_cluster = static_cast<unsigned>(launch.cluster);
-    const unsigned columns = launch.grid.x / of_cluster;
-    const uint64_t clusters = uint64_t{columns} * launch.grid.y * launch.grid.z;
+    const auto together = static_cast<unsigned>(std::max(launch.cluster, launch.resident));
+    const unsigned columns = (launch.grid.x + together - 1) / together;
+    const uint64_t groups = uint64_t{columns} * launch.grid.y * launch.grid.z;
     // They may run in any order. They run from a random one on, forwards or backwards.
-    const uint64_t first = random_.next() % std::max<uint64_t>(clusters, 1);
+    const uint64_t first = random_.next() % std::max<uint64_t>(groups, 1);
     const bool backwards = random_.below(2) == 1;
-    for (uint64_t i = 0; i < clusters; ++i) {
-      const uint64_t turn = backwards ? clusters - 1 - i : i, cluster = (first + turn) % clusters;
-      first_block_ = static_cast<unsigned>(cluster % columns) * of_cluster;
-      position.block = {first_block_, static_cast<unsigned>(cluster / columns % launch.grid.y),
-                        static_cast<unsigned>(cluster / columns / launch.grid.y)};
-      run_cluster();
+    for (uint64_t i = 0; i < groups; ++i) {
+      const uint64_t turn = backwards ? groups - 1 - i : i, group = (first + turn) % groups;
+      first_block_ = static_cast<unsigned>(group % columns) * together;
+      ctas_ = static_cast<int>(std::min(together, launch.grid.x - first_block_));
+      position.block = {first_block_, static_cast<unsigned>(group / columns % launch.grid.y),
+                        static_cast<unsigned>(group / columns / launch.grid.y)};
+      run_group();
     }
     launch_ = nullptr;
   }
@@ -150,7 +153,7 @@ class Processor {
       fail("barrier %d of %d threads", id, threads);
     return arrive_at(rank_ * kBarriers + id, threads, wait, vote);
   }
-  void arrive_at_cluster() { arrive_at(launch_->cluster * kBarriers, kAllThreads, true, false); }
+  void arrive_at_cluster() { arrive_at(ctas_ * kBarriers, kAllThreads, true, false); }
   bool arrive_at(int id, int threads, bool wait, bool vote) {
     Barrier& b = barriers_[static_cast<size_t>(id)];
     if (b.arrived > 0 && b.expected != threads)
@@ -216,7 +219,7 @@ class Processor {
   int current() const { return current_; }
   int rank() const { return rank_; }
   void in_cta(int rank, const std::function<void()>& work) {
-    if (rank < 0 || rank >= launch_->cluster) fail("CTA %d of a cluster of %d", rank, launch_->cluster);
+    if (rank < 0 || rank >= ctas_) fail("CTA %d of a cluster of %d", rank, ctas_);
     if (live_[static_cast<size_t>(rank)] == 0)
       fail("a touch of CTA %d of the cluster, which has ended", rank);
     const int own = rank_;
@@ -234,8 +237,8 @@ class Processor {
     return seed;
   }
 
-  void run_cluster() {
-    const auto ctas = static_cast<size_t>(launch_->cluster);
+  void run_group() {
+    const auto ctas = static_cast<size_t>(ctas_);
     const auto threads = ctas * static_cast<size_t>(launch_->threads), warps = threads / kLanes;
     while (fibers_.size() < threads) {
       fibers_.emplace_back();
@@ -323,7 +326,7 @@ class Processor {
     std::vector<int> at_barrier(barriers_.size());
     int in_warp = 0, waiting = 0;
     const char *operation = "", *wait = "";
-    const int threads = launch_->cluster * launch_->threads;
+    const int threads = ctas_ * launch_->threads;
     for (size_t t = 0; t < static_cast<size_t>(threads); ++t) {
       if (fibers_[t].state == State::kAtBarrier) ++at_barrier[static_cast<size_t>(fibers_[t].barrier)];
       if (fibers_[t].state == State::kInWarp) {
@@ -403,7 +406,8 @@ class Processor {
   jmp_buf scheduler_;
   Random random_;
   uint64_t seed_ = 0, launches_ = 0;
-  int current_ = -1, rank_ = 0;  ///< the running thread and its CTA, both within the cluster
+  int current_ = -1, rank_ = 0;  ///< the running thread and its CTA, both within the group
+  int ctas_ = 1;                 ///< of the group
   unsigned first_block_ = 0;
   std::array<int, kMostCluster> live_{};  ///< threads of each CTA that have not ended
   int all_live_ = 0;
@@ -457,6 +461,9 @@ void cluster_barrier() {
 int cta_rank() {
   return processor().rank();
 }
+int cluster_rank() {
+  return processor().launch()->cluster > 1 ? cta_rank() : 0;
+}
 void in_cta(int rank, const std::function<void()>& work) {
   processor().in_cta(rank, work);
 }
@@ -490,7 +497,7 @@ uint32_t shared_address(const void* pointer) {
   // A kernel may form the address behind the end, but not use it.
   if (byte < cuda::shared || byte > cuda::shared + processor().shared_size())
     fail("the shared address of memory that is not dynamic shared memory");
-  return (kSharedBase + static_cast<uint32_t>(byte - cuda::shared)) | static_cast<uint32_t>(cta_rank())
+  return (kSharedBase + static_cast<uint32_t>(byte - cuda::shared)) | static_cast<uint32_t>(cluster_rank())
                                                                           << kRankBit;
 }
 

@@ -35,7 +35,8 @@ struct Launch {
   int threads = 0;
   size_t shared_bytes = 0;
   bool has_async_copies = true;  ///< false: copies through registers, complete at once (sm_75)
-  int cluster = 1;               ///< CTAs along x that run together
+  int cluster = 1;               ///< CTAs along x that run together, and know of each other
+  int resident = 1;  ///< CTAs along x that run together beside that, of a kernel that goes by shared address
 };
 
 /// Runs `thread` for every thread of every CTA. Ends the process with a report when the kernel cannot go on.
@@ -56,8 +57,10 @@ inline constexpr int kAllThreads = -1;
 
 /// Of all threads of the cluster that have not ended.
 void cluster_barrier();
-/// CTA of its cluster whose thread runs, or whose memory `work` is about; fails when all its threads have ended.
+/// CTA, of those that run together, whose thread runs, or whose memory `work` is about; fails when all its threads have ended.
 int cta_rank();
+/// The same in a cluster, else 0.
+int cluster_rank();
 void in_cta(int rank, const std::function<void()>& work);
 
 /// A point at which the running thread may be interrupted, at random.

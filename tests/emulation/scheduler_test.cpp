@@ -8,6 +8,7 @@
 #include <vector>
 
 // The wrappers of shim/, by which kernels reach the scheduler.
+#include "cuda/ptx/acquire_release.cuh"
 #include "cuda/ptx/address.cuh"
 #include "cuda/ptx/barrier.cuh"
 #include "cuda/ptx/cluster.cuh"
@@ -118,6 +119,45 @@ TEST(Scheduler, CtasOfAClusterReachEachOther) {
 }
 TEST(Scheduler, MissingWaitForAnotherCtaShows) {
   EXPECT_GT(wrong_messages(false), 0);
+}
+
+/// CTA 1 reads what CTA 0 writes behind its flag. Returns how often it read too early, over all launches.
+int wrong_reads_of_another_cta(bool with_wait) {
+  int wrong = 0;
+  for (int i = 0; i < kLaunches; ++i) {
+    int flag = 0, value = 0;
+    Launch pair = launch(16, 32);
+    pair.grid.x = pair.resident = 2;
+    run(pair, [&] {
+      EXPECT_EQ(ptx::cta_rank(), 0) << "no cluster";
+      ptx::st_shared_4(word(0), position.block.x);
+      if (thread_id() != 0) return;
+      for (int n = 0; n < 10; ++n) interruption();
+      if (position.block.x == 0) {
+        value = 1;
+        ptx::st_release(&flag, 1);
+      } else {
+        if (with_wait) ptx::wait_for(&flag, 1);
+        if (value != 1) ++wrong;
+      }
+      if (ptx::ld_shared_4(word(0)) != position.block.x) ++wrong;  // each has shared memory of its own
+    });
+  }
+  return wrong;
+}
+TEST(Scheduler, ResidentCtasWaitForEachOther) {
+  EXPECT_EQ(wrong_reads_of_another_cta(true), 0);
+}
+TEST(Scheduler, MissingWaitOfAResidentCtaShows) {
+  EXPECT_GT(wrong_reads_of_another_cta(false), 0);
+}
+TEST(Scheduler, ResidentCtasThatAreLeft) {
+  std::vector<int> ran(7);
+  Launch launches = launch(0, 32);
+  launches.grid.x = 7;
+  launches.resident = 3;
+  run(launches, [&] { ran[position.block.x] += thread_id() == 0; });
+  EXPECT_EQ(ran, std::vector<int>(7, 1));
 }
 
 TEST(Scheduler, BarrierVotes) {

@@ -32,7 +32,7 @@ inline bool take_flag(uint64_t* flag, uint64_t value) {
 }
 inline void fence_acq_rel() {}
 inline void fence_sc() {}
-// CTAs run one after the other, so a flag that no thread of this CTA sets either is never set: a hang.
+// A flag that no thread of the CTAs that run together sets is never set: a hang.
 template <class Word>
 void wait_for(const Word* flag, Word value) {
   struct Wait {

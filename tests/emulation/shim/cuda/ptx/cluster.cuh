@@ -15,7 +15,7 @@ inline void cluster_wait() {
   emulation::cluster_barrier();
 }
 inline int cta_rank() {
-  return emulation::cta_rank();
+  return emulation::cluster_rank();
 }
 inline uint32_t address_in_cta(uint32_t address, int rank) {
   return emulation::remote_address(address, rank);
