@@ -1126,8 +1126,9 @@ TEST(Schedule, MoreHeadsAtOnceWhereTilesOfOneWait) {
   stays.kind = KernelKind::kBackward;
   stays.persistent = true;
   stays.tile_m = stays.tile_n = 64;
-  const auto at_once = [&](int64_t keys, bool causal, bool deterministic) {
+  const auto at_once = [&](int64_t keys, bool causal, bool deterministic, int64_t window_left = -1) {
     AttentionProblem p = problem(16384 / keys, keys, keys, 8, 8, 64);
+    p.window_left = window_left;
     p.window_right = causal ? 0 : -1;
     return backward_layout(p, stays, hopper(), 1, deterministic).args.heads_at_once;
   };
@@ -1136,6 +1137,7 @@ TEST(Schedule, MoreHeadsAtOnceWhereTilesOfOneWait) {
   EXPECT_EQ(at_once(4096, false, true), 4);
   EXPECT_EQ(at_once(512, false, true), 17);
   EXPECT_EQ(at_once(1024, true, true), 9);
+  EXPECT_EQ(at_once(1024, false, true, 256), 9) << "tiles begin at different queries";
   stays.first_stores = true;
   EXPECT_EQ(at_once(1024, false, true), 9);
 }

@@ -1,3 +1,4 @@
+// The order of the tiles of a backward, and of its additions to dq.
 #include "cuda/launch/tile_order.hpp"
 
 #include <algorithm>
@@ -56,7 +57,7 @@ void order_tiles(const AttentionProblem& p, const Kernel& kernel, AdditionOrder 
     // begin together wait for one another: half again as many heads, so that fewer do. (Measured at d192, 192/128 and d256, 1,024 to 8,192
     // keys without a mask: 3 to 6 % faster; 512 keys 2 % slower, with a mask 2 to 10 %, twice as many heads 5 to 8 %.)
     constexpr int64_t kBlocksThatWait = 16;
-    const bool wait = !kernel.first_stores && !triangle && blocks >= kBlocksThatWait;
+    const bool wait = !kernel.first_stores && !tiles_differ(p) && blocks >= kBlocksThatWait;
     at_once = wait ? filling * 3 / 2 : filling;
   } else if (in_turns) {
     // With more heads fewer tiles of each run at a time, and wait for one another. Tiles of a long head are at a few of its rows, those of
