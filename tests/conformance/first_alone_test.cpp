@@ -61,7 +61,6 @@ TEST(CudaFirstAloneOf, GroupsOfHeadsWithUsedLengths) {
   s.used_q = {290, 170};
   s.used_k = {300, 40};
   s.causal = true;
-  s.softcap = 20;
   expect_conformance(s);
 }
 

@@ -15,7 +15,7 @@ inline constexpr int kMostCluster = 8;  ///< CTAs of a cluster: as many as every
 }  // namespace fovea::emulation
 namespace fovea::cuda {
 /// The `extern __shared__ unsigned char shared[]` of every kernel, one for each thread that runs CTAs. The memory of each
-/// CTA of a cluster lies behind that of the one before, so kernels in clusters go by shared address.
+/// CTA of those that run together lies behind that of the one before, so their kernels go by shared address.
 extern constinit thread_local unsigned char shared[emulation::kMostCluster * emulation::kMostShared];
 }  // namespace fovea::cuda
 
@@ -36,7 +36,8 @@ struct Launch {
   size_t shared_bytes = 0;
   bool has_async_copies = true;  ///< false: copies through registers, complete at once (sm_75)
   int cluster = 1;               ///< CTAs along x that run together, and know of each other
-  int resident = 1;  ///< CTAs along x that run together beside that, of a kernel that goes by shared address
+  int resident =
+      1;  ///< of no cluster: CTAs along x that run together, of a kernel that goes by shared address
 };
 
 /// Runs `thread` for every thread of every CTA. Ends the process with a report when the kernel cannot go on.

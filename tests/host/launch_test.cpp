@@ -1108,6 +1108,9 @@ TEST(Schedule, OthersWaitForTheFirstBlockAlone) {
   EXPECT_TRUE(first_alone(128, window));
   window.window_left = 4096;
   EXPECT_FALSE(first_alone(64, window)) << "as many keys as without";
+  AttentionProblem capped = whole(4, 4096, true);
+  capped.softcap = 30;
+  EXPECT_FALSE(first_alone(64, capped));
   AttentionProblem grouped = problem(4, 2048, 2048, 64, 16, 64);
   EXPECT_TRUE(first_alone(64, grouped));
   AttentionProblem packed = whole(8, 1024, true);

@@ -149,7 +149,7 @@ struct Kernel {
   bool any_order = false;  ///< backward: adds to the sums of dq in any order
   LastQueriesFirst last_queries_first = LastQueriesFirst::kNever;  ///< backward, one that stays
   bool first_stores =
-      false;  ///< backward: in a fixed order the first to add to a sum of dq stores (BackwardArgs::turn_rows)
+      false;  ///< backward: where blocks wait, the first to add to a sum of dq stores (BackwardArgs::turn_rows)
   bool last_writes = false;    ///< backward: adds in a fixed order, and the last block to add writes dq
   bool chain = false;          ///< backward: the blocks of keys of a head are the CTAs of a cluster
   bool begins_early = false;   ///< waits itself for the launches before it, which may not have ended

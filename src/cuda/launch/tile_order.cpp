@@ -91,7 +91,8 @@ AdditionOrder order_of_additions(const AttentionProblem& p, const Kernel& kernel
   if (are_whole(p) && args.key_blocks <= (wide ? 16 : 8) && (wide || !differ)) return AdditionOrder::kFixed;
   constexpr int64_t kFewKeys = 4096;
   const bool few = p.seqlen_k <= kFewKeys || (p.window_left >= 0 && p.window_left < kFewKeys);
-  return few && (differ || !wide) ? AdditionOrder::kFirstAlone : AdditionOrder::kAny;
+  const bool plain = p.softcap == 0 && p.dropout == 0 && !p.has(Role::kAlibi);  // others were not timed
+  return plain && few && (differ || !wide) ? AdditionOrder::kFirstAlone : AdditionOrder::kAny;
 }
 
 }  // namespace fovea::cuda

@@ -24,8 +24,8 @@ enum class AdditionOrder {
 /// The order that a backward takes, which is fixed where `deterministic` or the kernel asks for it. Else tiles wait for one another where
 /// that takes less than zeros do that nobody then writes, so where heads are short and many. (H200, of the time with zeros. All in order:
 /// 0.96 to 0.99 at d64 up to 2,048 keys, 0.95 to 0.98 at d96 and d128 up to 1,024 without a mask; up to 1.04 there with one, and 1.3 where an
-/// SM has two tiles. The first alone: 0.97 to 1.0 at d128 up to 4,096 keys, with windows of a few hundred keys 0.92 to 0.96, 0.98 and 0.97
-/// under a mask at d64; 1.02 from 8,192 keys on, 1.01 where an SM has four tiles.)
+/// SM has two tiles. The first alone, where the score has no terms: at d128 0.97 to 1.0 up to 4,096 keys and 0.92 to 0.96 with windows of a
+/// few hundred; at d64 0.985 to 1.0 under a mask and 0.97 with a window; 1.02 from 8,192 keys on, 1.01 where an SM has four tiles.)
 AdditionOrder order_of_additions(const AttentionProblem& p, const Kernel& kernel, const BackwardArgs& args,
                                  bool deterministic);
 /// The order in which the CTAs of a backward that stays take tiles, and walk through one.
