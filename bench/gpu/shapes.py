@@ -81,7 +81,8 @@ class Shape:
         if self.term:
             parts.append(self.term)
         if self.used:
-            parts.append("lengths" if set(self.used) == {self.s_k} else "mixed")
+            alike = len(set(self.used)) == 1
+            parts.append("mixed" if not alike else "lengths" if self.used[0] == self.s_k else f"used{self.used[0]}")
         if self.page:
             parts.append(f"page{self.page}")
         if self.append:
@@ -233,7 +234,7 @@ def wide(passes: Iterable[str] = ("fwd", "bwd"), dtypes: Iterable[str] = ("bf16"
 
 def decode(dtypes: Iterable[str] = ("bf16",)) -> list[Shape]:
     """Few queries over a cache: one and four of them, few and many sequences; pages; sequences of many lengths; a part of a prompt;
-    a window; a token that is rotated and appended first; keys and values of 8 bits."""
+    a window; a token that is rotated and appended first; keys and values of 8 bits; batches of 12 to 40 sequences."""
 
     def row(t: str, b: int, s_q: int, s_k: int, heads: tuple[int, int, int], **more: object) -> Shape:
         h_q, h_kv, d = heads
@@ -259,6 +260,12 @@ def decode(dtypes: Iterable[str] = ("bf16",)) -> list[Shape]:
         found.append(row(t, 1, 1, 131072, heads, causal=True, window=1023))
         found += [row(t, 32, 1, 8192, heads, causal=True, page=64, append=append) for append in (False, True)]
         found.append(row(t, 32, 1, 8192, heads, causal=True, append=True))
+        # Batches whose tiles are more than the SMs' half, or less than many turns; groups of 7, which no box of TMA holds; room for more keys than there are.
+        for heads in ((32, 8, 128), (28, 4, 128), (32, 8, 64)):
+            for b in (12, 20, 24, 40):
+                mixed = tuple(rng.randint(100, 16384) for _ in range(b))
+                found += [row(t, b, 1, 4096, heads), row(t, b, 1, 8192, heads, page=64)]
+                found += [row(t, b, 1, 16384, heads, used=used, page=64) for used in (mixed, (1000,) * b)]
     return found
 
 

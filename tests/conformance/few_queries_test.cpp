@@ -84,6 +84,64 @@ TEST(FewQueries, InSequencesOfManyLengths) {
   }
 }
 
+/// Heads of a sequence that share a cluster: a short sequence's tiles have a CTA each, those of a long one several. Of two sequences, as the
+/// emulated device has them, and of more, which fill a GPU.
+TEST(FewQueries, OfHeadsThatShareClusters) {
+  struct Case {
+    int64_t heads_kv, head_dim, page, room;
+    std::vector<int32_t> used_k;
+  };
+  const std::vector<Case> cases = {
+      {2, 64, 0, 4160, {300, 40}},
+      {4, 64, 16, 4160, {100, 4150}},
+      {4, 72, 0, 200, {0, 170}},
+      {5, 128, 1, 2100, {150, 2090}},
+      {8, 64, 16, 4160, {4150, 0, 40, 1, 700, 257, 64, 33, 16}},
+      {4, 128, 64, 4160, {2100, 0, 40, 1, 700, 257, 64, 33, 16, 2, 90, 31, 0, 0, 5, 8, 4155, 1}},
+  };
+  for (const Case& c : cases) {
+    ProblemSpec s = few_queries(c.room, c.heads_kv, 3);
+    s.head_dim = s.head_dim_v = c.head_dim;
+    s.batch = static_cast<int64_t>(c.used_k.size());
+    s.used_k = c.used_k;
+    if (c.page > 0) {
+      s.page_size = c.page;
+      s.caches = c.room / c.page + 3;
+    }
+    expect_conformance(s, forward_only());
+  }
+}
+
+/// Tiles of 32 rows: three and four queries of 7 heads, four of 8, over keys enough that clusters have them.
+TEST(FewQueries, OfMoreRowsThanAProductHas) {
+  struct Case {
+    int64_t heads_kv, group, queries, head_dim, page;
+    std::vector<int32_t> used_k;
+  };
+  const std::vector<Case> cases = {
+      {1, 7, 3, 64, 0, {}},
+      {2, 8, 4, 128, 0, {}},
+      {1, 7, 4, 128, 1, {1100}},
+      {2, 8, 4, 72, 16, {30, 1100}},
+      {3, 5, 4, 64, 12, {700, 0, 300}},
+      {4, 7, 3, 128, 64, {1100, 40, 257, 1}},
+  };
+  for (const Case& c : cases) {
+    ProblemSpec s = few_queries(c.page > 0 ? 1152 : 1100, c.heads_kv, c.group);
+    s.head_dim = s.head_dim_v = c.head_dim;
+    s.seqlen_q = c.queries;
+    s.causal = true;
+    s.sink = c.queries == 3;
+    if (!c.used_k.empty()) s.batch = static_cast<int64_t>(c.used_k.size());
+    s.used_k = c.used_k;
+    if (c.page > 0) {
+      s.page_size = c.page;
+      s.caches = s.seqlen_k / c.page + 3;
+    }
+    expect_conformance(s, forward_only());
+  }
+}
+
 /// Of what a row does not see nothing reaches it, whichever CTA has read it; what it sees makes the whole row so.
 TEST(FewQueries, OfNumbersThatAreNotFinite) {
   for (const int64_t seen : {0, 1}) {
@@ -119,6 +177,21 @@ TEST(FewQueries, OverKeysOf8Bits) {
     expect_conformance(s, forward_only());
     s.e4m3_queries = true;
     expect_conformance(s, forward_only());
+  }
+}
+
+/// Clusters of two CTAs a tile for sequences that may be long, one for those that are not, and equal shares.
+TEST(FewQueries, OverKeysOf8BitsInSequencesOfManyLengths) {
+  for (const int64_t room : {400, 4160}) {
+    for (const int64_t heads : {1, 3, 6}) {
+      ProblemSpec s = few_queries(room, heads, 4);
+      s.e4m3_keys = true;
+      s.page_size = 16;
+      s.caches = room / 16 + 3;
+      s.batch = 3;
+      s.used_k = {static_cast<int32_t>(room - 3), 0, 70};
+      expect_conformance(s, forward_only());
+    }
   }
 }
 

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "cuda/kernels/bf16x3.hpp"
+#include "cuda/launch/decode_clusters.hpp"
 #include "cuda/launch/kernel_choice.hpp"
 #include "cuda/launch/kernel_table.hpp"
 #include "cuda/launch/params.hpp"
@@ -718,6 +719,33 @@ TEST(KernelTable, TheSameKernelInAnyBatch) {
   EXPECT_NE(refusal({.most = 2}).find("not those of a tile into parts"), std::string::npos);
 }
 
+TEST(KernelTable, WarpsCopyKeysThatTmaDoesNotReadAsFast) {
+  Kernel stream = kPlain64;
+  stream.stream_k = stream.pages = true;
+  AttentionProblem p = problem(8, 1, 4096, 16, 16, 64);
+  add(p, Role::kSeqUsedK);
+  const auto leaves = [&] {
+    const std::string refusal = cannot_because(stream, KernelRequest(p, hopper(), false, nullptr, {}));
+    return refusal.find("leaves to TMA") != std::string::npos;
+  };
+  EXPECT_TRUE(leaves());
+  p = problem(8, 1, 4096, 48, 16, 64);
+  add(p, Role::kSeqUsedK);
+  EXPECT_FALSE(leaves()) << "boxes of TMA take no groups of 3";
+  p = problem(8, 1, 4096, 32, 16, 64);
+  add(p, Role::kSeqUsedK);
+  add(p, Role::kPageTable);
+  for (const int rows : {16, 32}) {
+    stream.tile_m = rows;
+    p.cache_rows = 64;
+    EXPECT_TRUE(leaves());
+    p.cache_rows = 16;
+    EXPECT_EQ(leaves(), rows == 32);
+    p.cache_rows = 12;
+    EXPECT_FALSE(leaves());
+  }
+}
+
 /// (batch, heads, queries, keys) without gaps; one for all sequences with `shared`.
 TensorDesc pairs(const AttentionProblem& p, bool shared) {
   TensorDesc t;
@@ -851,18 +879,18 @@ TEST(Schedule, ClustersShareTheKeysOfFewTiles) {
   says(refusal(p, {.most = 2}), "others of the batch");
   says(refusal(p, {.batch_invariant = true}), "others of the batch");
   says(refusal(problem(1, 5, 8192, 32, 8, 64)), "fit a tile of 16 rows");
-  says(refusal(problem(9, 1, 8192, 32, 8, 64)), "leave half of 132 SMs idle");
-  says(refusal(problem(1, 1, 262144, 32, 8, 64)), "elements of keys and values a CTA");
+  EXPECT_EQ(refusal(problem(1, 1, 1 << 20, 32, 8, 64)), "") << "16 parts of each tile fill the SMs";
+  says(refusal(problem(1, 1, 1 << 22, 8, 1, 64)), "elements of keys and values a CTA");
   cluster.pages = true;
   cluster.one_piece = false;
   p = problem(1, 1, 32768, 32, 8, 64);
   add(p, Role::kPageTable);
   p.cache_rows = 16;
   EXPECT_EQ(refusal(p), "");
-  p = problem(1, 1, 524288, 32, 8, 64);
+  p = problem(1, 1, 1 << 22, 8, 1, 64);
   add(p, Role::kPageTable);
   p.cache_rows = 24;
-  says(refusal(p), "is for up to 2097152 elements of keys and values a CTA, this problem has 4194304");
+  says(refusal(p), "is for up to 2097152 elements of keys and values a CTA, this problem has 4793490");
   EXPECT_EQ(refusal(problem(1, 1, 8192, 32, 8, 64)), "is for keys in pages");
   cluster.pages = false;
   cluster.one_piece = true;
@@ -875,36 +903,151 @@ TEST(Schedule, ClustersShareTheKeysOfFewTiles) {
   cluster.e4m3_keys = true;
   p.tensors[index_of(Role::kK)].dtype = p.tensors[index_of(Role::kV)].dtype = DType::kE4M3;
   add(p, Role::kSeqUsedK);
-  says(refusal(p), "8 bits where the GPU alone knows the lengths");
+  says(refusal(p), "lengths the GPU alone knows to equal shares");
 }
 
-TEST(Schedule, ClustersAreForTheLongestOfLengthsThatTheGpuKnows) {
-  const Kernel cluster = cluster_kernel();
-  const auto of = [&](int64_t batch, int64_t keys) {
+/// On Hopper keys of 8 bits in TMA's boxes have clusters whatever lengths the GPU knows, as long as SMs hold two CTAs a tile.
+TEST(Schedule, ClustersShareKeysOf8Bits) {
+  Kernel cluster = cluster_kernel();
+  cluster.tile_m = 8;
+  cluster.shared_bytes = 200 << 10;
+  cluster.tma = cluster.e4m3_keys = true;
+  const auto request = [&](int64_t batch, int64_t keys, bool lengths) {
     AttentionProblem p = problem(batch, 1, keys, 32, 8, 64);
-    add(p, Role::kSeqUsedK);
+    p.tensors[index_of(Role::kK)].dtype = p.tensors[index_of(Role::kV)].dtype = DType::kE4M3;
+    if (lengths) add(p, Role::kSeqUsedK);
     return p;
   };
-  const auto ctas = [&](int64_t batch, int64_t keys) {
-    return ctas_of_cluster(of(batch, keys), cluster, hopper());
+  const auto ctas = [&](const AttentionProblem& p) { return ctas_of_cluster(p, cluster, hopper()); };
+  const auto takes = [&](const AttentionProblem& p) {
+    return cannot_because(cluster, KernelRequest(p, hopper(), false, nullptr, {})).empty();
+  };
+  EXPECT_EQ(ctas(request(9, 1 << 20, false)), 1);
+  EXPECT_TRUE(takes(request(9, 1 << 20, false)));
+  EXPECT_TRUE(takes(request(33, 100, false)));
+  EXPECT_FALSE(takes(request(34, 100, false))) << "equal shares do as well";
+  EXPECT_TRUE(takes(request(34, 4096, true))) << "but not where lengths differ";
+  EXPECT_EQ(ctas(request(34, 4096, true)), 1);
+  EXPECT_EQ(ctas(request(2, 32768, true)), 4);
+  EXPECT_TRUE(takes(request(2, 32768, true)));
+  EXPECT_EQ(ctas(request(33, 4097, true)), 2);
+  EXPECT_TRUE(takes(request(33, 4097, true)));
+  EXPECT_FALSE(takes(request(34, 4097, true)));
+  const ForwardArgs args = forward_layout(request(9, 32768, true), cluster, hopper(), 1, true).args;
+  EXPECT_EQ(args.cluster_ctas, 2);
+  EXPECT_FALSE(args.sharing.by_length);
+}
+
+TEST(Schedule, ManyRowsOfQueriesHaveClustersOverManyKeys) {
+  Kernel cluster = cluster_kernel();
+  cluster.tile_m = 32;
+  cluster.shared_bytes = 200 << 10;
+  const auto refusal = [&](int64_t batch, int64_t queries, int64_t keys, int64_t heads) {
+    return cannot_because(
+        cluster, KernelRequest(problem(batch, queries, keys, heads, 4, 64), hopper(), false, nullptr, {}));
+  };
+  EXPECT_EQ(refusal(1, 4, 1024, 32), "");
+  EXPECT_EQ(refusal(1, 4, 1023, 32),
+            "is for 1024 keys and more where a tile has more than 16 rows of queries");
+  EXPECT_EQ(refusal(1, 4, 256, 28), "") << "no box of TMA has 7 heads";
+  EXPECT_NE(refusal(1, 4, 255, 28), "");
+  EXPECT_EQ(refusal(1, 2, 100, 32), "") << "16 rows";
+  EXPECT_NE(refusal(17, 4, 4096, 32), "") << "a CTA each";
+  EXPECT_EQ(refusal(1000, 4, 4096, 28), "") << "others read the keys 7 times";
+}
+
+/// A CTA for each tile as long as an SM holds two, else eight that take turns, if they are long.
+TEST(Schedule, ManyTilesOfOneLengthHaveOneCtaOrEight) {
+  Kernel cluster = cluster_kernel();
+  const auto ctas = [&](int64_t batch, int64_t keys, int64_t heads) {
+    return ctas_of_cluster(problem(batch, 1, keys, heads, 8, 64), cluster, hopper());
   };
   const auto refusal = [&](const AttentionProblem& p) {
     return cannot_because(cluster, KernelRequest(p, hopper(), false, nullptr, {}));
   };
-  EXPECT_EQ(ctas(8, 8192), 8) << "64 tiles, of which most use two";
-  EXPECT_EQ(refusal(of(8, int64_t{1} << 20)), "") << "however long";
-  EXPECT_EQ(ctas(9, 8192), 1);
-  EXPECT_NE(refusal(of(9, 8192)), "") << "equal shares of all keys";
-  EXPECT_EQ(ctas(24, 8192), 1);
-  EXPECT_EQ(ctas(25, 8192), 2) << "400 CTAs take turns on 132 SMs";
-  EXPECT_EQ(refusal(of(64, 8192)), "");
-  EXPECT_EQ(ctas(8, 4096), 2) << "as where the host knows them";
-  EXPECT_NE(refusal(of(65536, 8192)), "") << "a grid has no place for so many";
-  EXPECT_FALSE(cluster_lengths_differ(of(1, 8192), cluster));
+  EXPECT_EQ(ctas(9, 1 << 20, 32), 1);
+  EXPECT_EQ(refusal(problem(9, 1, 100, 32, 8, 64)), "");
+  EXPECT_EQ(ctas(33, 8192, 32), 1) << "264 tiles";
+  EXPECT_EQ(refusal(problem(33, 1, 8192, 32, 8, 64)), "");
+  EXPECT_EQ(ctas(33, 16384, 32), 8) << "long";
+  EXPECT_EQ(ctas(34, 8192, 32), 8);
+  EXPECT_EQ(ctas(34, 8191, 32), 1);
+  EXPECT_NE(refusal(problem(34, 1, 8191, 32, 8, 64)).find("leave half of 132 SMs idle"), std::string::npos);
+  EXPECT_EQ(refusal(problem(34, 1, 8191, 56, 8, 64)), "") << "no box of TMA has 7 heads";
+  EXPECT_EQ(ctas(34, 16384, 64), 1) << "8 rows";
+  EXPECT_EQ(ctas(34, 32768, 64), 8);
+  const ForwardArgs args = forward_layout(problem(34, 1, 8192, 32, 8, 64), cluster, hopper(), 2, true).args;
+  EXPECT_EQ(args.cluster_ctas, 8);
+  EXPECT_EQ(args.num_splits, 1);
+  EXPECT_FALSE(args.sharing.by_length);
+  AttentionProblem padded = problem(34, 1, 8192, 32, 8, 64);
+  add(padded, Role::kLeftPadK);
+  EXPECT_NE(refusal(padded), "") << "may differ";
+  cluster.shared_bytes = 200 << 10;
+  EXPECT_NE(refusal(problem(9, 1, 8192, 32, 8, 64)), "") << "an SM holds one";
+}
+
+/// Some sequences, of whose lengths the host knows the largest.
+AttentionProblem of_many_lengths(int64_t batch, int64_t keys, int64_t heads_kv = 8) {
+  AttentionProblem p = problem(batch, 1, keys, 4 * heads_kv, heads_kv, 64);
+  add(p, Role::kSeqUsedK);
+  return p;
+}
+
+TEST(Schedule, ClustersAreForTheLongestOfLengthsThatTheGpuKnows) {
+  const Kernel cluster = cluster_kernel();
+  const auto ctas = [&](const AttentionProblem& p) { return ctas_of_cluster(p, cluster, hopper()); };
+  const auto refusal = [&](const AttentionProblem& p) {
+    return cannot_because(cluster, KernelRequest(p, hopper(), false, nullptr, {}));
+  };
+  EXPECT_EQ(ctas(of_many_lengths(4, 8192)), 8) << "32 tiles, of which most use four";
+  EXPECT_EQ(refusal(of_many_lengths(4, int64_t{1} << 20)), "") << "however long";
+  EXPECT_EQ(ctas(of_many_lengths(67, 8192, 1)), 1);
+  EXPECT_NE(refusal(of_many_lengths(67, 8192, 1)), "") << "equal shares of all keys";
+  EXPECT_EQ(ctas(of_many_lengths(25, 8192)), 2) << "400 CTAs take turns on 132 SMs";
+  EXPECT_EQ(refusal(of_many_lengths(64, 8192)), "");
+  EXPECT_NE(refusal(of_many_lengths(64, 4096)), "");
+  EXPECT_EQ(ctas(of_many_lengths(8, 4096)), 2) << "as where the host knows them";
+  EXPECT_NE(refusal(of_many_lengths(65536, 8192)), "") << "a grid has no place for so many";
+  EXPECT_FALSE(cluster_lengths_differ(of_many_lengths(1, 8192), cluster));
   EXPECT_FALSE(cluster_lengths_differ(problem(8, 1, 8192, 32, 8, 64), cluster));
-  const ForwardArgs args = forward_layout(of(8, 8192), cluster, hopper(), 2, true).args;
+  const ForwardArgs args = forward_layout(of_many_lengths(4, 8192), cluster, hopper(), 2, true).args;
   EXPECT_EQ(args.slots, hopper().sm_count) << "by which the kernel knows how many CTAs find an SM each";
   EXPECT_EQ(args.num_splits, 1);
+  EXPECT_TRUE(args.sharing.by_length);
+  EXPECT_FALSE(args.sharing.heads) << "CTAs that a tile leaves end";
+  EXPECT_EQ(args.sharing.log2_most, 3);
+}
+
+TEST(Schedule, HeadsOfSequencesShareClustersWhereTheyFillThem) {
+  Kernel cluster = cluster_kernel();
+  const auto shared = [&](int64_t batch, int64_t keys, int64_t heads_kv) {
+    return ctas_of_shared_cluster(of_many_lengths(batch, keys, heads_kv), cluster, hopper());
+  };
+  EXPECT_EQ(shared(4, 8192, 8), 0) << "32 tiles of four CTAs";
+  EXPECT_EQ(shared(5, 8192, 8), 8) << "40 of two";
+  EXPECT_EQ(shared(5, 4096, 8), 0) << "short ones run at the same time";
+  EXPECT_EQ(shared(9, 4096, 8), 8) << "72 of one";
+  EXPECT_EQ(shared(24, 8192, 8), 8);
+  EXPECT_EQ(shared(25, 8192, 8), 0) << "many take turns";
+  EXPECT_EQ(shared(10, 8192, 4), 8) << "8 CTAs of 4 heads";
+  EXPECT_EQ(shared(20, 8192, 4), 4);
+  EXPECT_EQ(shared(20, 8192, 2), 4);
+  EXPECT_EQ(shared(40, 8192, 2), 0);
+  const auto layout = [&](int64_t batch) {
+    return forward_layout(of_many_lengths(batch, 32768), cluster, hopper(), 2, true).args;
+  };
+  EXPECT_TRUE(layout(9).sharing.heads);
+  EXPECT_EQ(layout(9).cluster_ctas, 8);
+  EXPECT_EQ(layout(9).sharing.log2_elements, 19);
+  EXPECT_EQ(layout(8).sharing.log2_elements, 20);
+  const AttentionProblem p = of_many_lengths(9, 32768);
+  EXPECT_FALSE(placement_of(p, cluster, layout(9), hopper(), 2).even) << "clusters would lie by twos on SMs";
+  cluster.most_keys = 1024;
+  EXPECT_EQ(shared(9, 1024, 8), 0) << "of which an SM holds four";
+  cluster.most_keys = 0;
+  cluster.shared_bytes = 200 << 10;
+  EXPECT_EQ(shared(9, 8192, 8), 0);
 }
 
 TEST(Schedule, WarpsThatCopyPiecesLeaveRowsThatAreApartAndLargeGroups) {

@@ -13,6 +13,17 @@
 
 namespace fovea::cuda {
 
+/// Of fwd_decode_cluster, where lengths of sequences differ: which CTAs of a cluster share the keys of a tile.
+struct ClusterSharing {
+  bool by_length =
+      false;  ///< a sequence's length says how many CTAs share the keys of its tiles; else all of the cluster
+  bool heads =
+      false;  ///< those of the cluster that a tile leaves have tiles of other heads; else they end at once
+  int log2_most = 0;  ///< of a tile
+  /// A tile has twice as many CTAs where each would have more elements of keys and values than 2^this: 4,096 keys of two times 128 columns.
+  int log2_elements = 20;
+};
+
 /// A tile of queries is kTileM rows of one sequence and key head. With `pack_group` queries of the `group`
 /// heads that share the key head are packed into it, row r being query r / group of head r % group: K and V
 /// are then read once for all of them.
@@ -67,6 +78,7 @@ struct ForwardArgs {
   bool loads_first = false;
   tile::SeenBlocksView seen;     ///< of tiles of queries, where an expression says which keys they see
   tile::AlibiNorms alibi_norms;  ///< where blocks beyond the reach of slopes are passed over
+  ClusterSharing sharing;        ///< of the clusters of cluster_ctas
 };
 
 /// Rows of a box of q that TMA copies (tma_args.hpp): what a warpgroup multiplies at a time.

@@ -11,8 +11,8 @@
 //
 // Grid     (CTAs of a cluster * splits, heads or key heads, sequences); the launch says how many CTAs: 1, 2, 4, 8 or 16
 //          (ForwardArgs::cluster_ctas). Splits are clusters that have parts of the keys, which fwd_combine merges.
-//          Where the GPU alone knows lengths, clusters are there for many tiles, too, and for few have CTAs for a long sequence: those that a
-//          shorter one has no keys for end at once.
+//          Where the GPU alone knows lengths, a sequence's says how many CTAs of a cluster share the keys of a tile; the others have tiles of
+//          other heads, or end at once (ForwardArgs::sharing).
 // Shared   as fwd_decode, and an inbox of tile_m rows of O, each with its state.
 // Barriers
 //   cluster     every CTA has begun and its mbarrier is initialised: others may write to its inbox
@@ -27,56 +27,75 @@
 
 namespace fovea::cuda {
 
-/// A cluster for each tile and split: CTAs, heads (key heads where packed), sequences.
-template <class Grid>
-constexpr Grid fwd_decode_cluster_grid(const ForwardArgs& args) {
-  return {int64_t{args.cluster_ctas} * args.num_splits, args.pack_group ? args.p.heads_kv : args.p.heads_q,
-          args.p.batch};
-}
-
-/// log2 of the CTAs, of 2^`most` in a cluster, that share `keys` keys where the GPU alone knows how long sequences are: as many as find an SM each
-/// if all tiles have as many, and more for a long one, which would be waited for.
-__device__ __forceinline__ int log2_of_sharing(const ForwardArgs& f, int most, int keys) {
+/// log2 of the CTAs that share `keys` keys of a tile where a sequence's length says so: as many as find an SM each if all tiles have as
+/// many, and more for a long one, which would be waited for.
+constexpr int log2_of_sharing(const ForwardArgs& f, int keys) {
   constexpr int kFewestKeys = 32;  // of a CTA: fewer take no less time
-  constexpr int kMostLog2 = 20;    // elements of a CTA: 4,096 keys of two times 128 columns
-  const int64_t tiles = int64_t{gridDim.y} * gridDim.z;
-  const int64_t elements = int64_t{keys} * (f.p.head_dim + f.p.head_dim_v);
+  const int64_t tiles = int64_t{f.p.batch} * (f.pack_group ? f.p.heads_kv : f.p.heads_q),
+                elements = int64_t{keys} * (f.p.head_dim + f.p.head_dim_v);
   int log2 = 0;
-#pragma unroll 1
-  while (log2 < most && (tiles << (log2 + 1) <= f.slots ? keys >> (log2 + 1) >= kFewestKeys
-                                                        : elements >> log2 > int64_t{1} << kMostLog2))
+  while (log2 < f.sharing.log2_most &&
+         (tiles << (log2 + 1) <= f.slots ? keys >> (log2 + 1) >= kFewestKeys
+                                         : elements >> log2 > int64_t{1} << f.sharing.log2_elements))
     ++log2;
   return log2;
 }
 
+/// A cluster for each tile and split: CTAs, heads (key heads where packed), sequences. Where heads share clusters: CTAs, sequences, and as many
+/// clusters as the heads of the longest sequence take that there may be; those behind the last head end at once, and begin last.
+template <class Grid>
+constexpr Grid fwd_decode_cluster_grid(const ForwardArgs& args) {
+  const int64_t heads = args.pack_group ? args.p.heads_kv : args.p.heads_q, ctas = args.cluster_ctas;
+  if (args.sharing.heads)
+    return {ctas, args.p.batch, ((heads << log2_of_sharing(args, args.p.seqlen_k)) + ctas - 1) / ctas};
+  return {ctas * args.num_splits, heads, args.p.batch};
+}
+
 /// A CTA's share of a tile or of its split, and of its rows.
 struct ClusterShare {
-  int rank, log2_ctas;  ///< of the CTAs that share keys: those of the cluster, or fewer
+  int log2_ctas;    ///< of the CTAs that share keys: those of the cluster, or fewer
+  bool takes_part;  ///< whether there is a tile for the CTA
   FwdWorkTile work;
-  tile::KvBlocks all, own;  ///< pieces of keys: of the cluster, of the CTA
+  tile::KvBlocks all, own;  ///< pieces of keys: of the tile or its split, of the CTA
 
   __device__ __forceinline__ ClusterShare(const ForwardArgs& f, int piece) {
-    log2_ctas = __ffs(f.cluster_ctas) - 1;
-    const int split = static_cast<int>(blockIdx.x) >> log2_ctas;
-    rank = static_cast<int>(blockIdx.x) - (split << log2_ctas);
-    const int batch = static_cast<int>(blockIdx.z);
+    const int log2_cluster = __ffs(f.cluster_ctas) - 1;
+    const int batch = static_cast<int>(f.sharing.heads ? blockIdx.y : blockIdx.z),
+              split = static_cast<int>(blockIdx.x) >> log2_cluster;
     const tile::SequenceSpan span = tile::cached_span(f.p, batch);
     work = {span, batch, static_cast<int>(blockIdx.y), split, 0, span.used_q * packed_heads(f)};
     all = tile::split_blocks(key_blocks_of_rows(f, span, 0, work.end_row, piece), split, f.num_splits);
     const int count = all.count();
+    log2_ctas = log2_cluster;
+    takes_part = true;
     // Out of line: code that runs once is fetched line by line, and a single sequence waits for it.
-    if (log2_ctas > 1 && f.p.batch > 1 && !tile::lengths_are_known(f.p)) [[unlikely]]
-      log2_ctas = log2_of_sharing(f, log2_ctas, count * piece);
-    if (!takes_part()) return;
-    own = tile::units_of(all, count * rank >> log2_ctas, count * (rank + 1) >> log2_ctas);
+    if (f.sharing.by_length) [[unlikely]] {
+      log2_ctas = log2_of_sharing(f, count * piece);
+      const int tile_of_cluster = place(f) >> log2_ctas;
+      takes_part = tile_of_cluster == 0;
+      if (f.sharing.heads) {
+        work.head = (static_cast<int>(blockIdx.z) << (log2_cluster - log2_ctas)) + tile_of_cluster;
+        takes_part = work.head < (f.pack_group ? f.p.heads_kv : f.p.heads_q);
+      }
+    }
+    own = tile::units_of(all, count * rank() >> log2_ctas, count * (rank() + 1) >> log2_ctas);
   }
   __device__ __forceinline__ int ctas() const { return 1 << log2_ctas; }
-  __device__ __forceinline__ bool takes_part() const { return rank < ctas(); }
-  /// The CTA that merges a row. Its inbox has the rows of one after the other, of all CTAs each.
+  /// Of those that share the keys. Clusters begin at multiples of their size.
+  __device__ __forceinline__ int rank() const { return static_cast<int>(blockIdx.x) & (ctas() - 1); }
+  /// In the cluster.
+  __device__ __forceinline__ static int place(const ForwardArgs& f) {
+    return static_cast<int>(blockIdx.x) & (f.cluster_ctas - 1);
+  }
+  /// The CTA that merges a row, of those that share the keys, and its place in the cluster. Its inbox has the rows of one after the other, of
+  /// all CTAs each.
   __device__ __forceinline__ int owner(int row) const { return row & (ctas() - 1); }
+  __device__ __forceinline__ int place_of_owner(const ForwardArgs& f, int row) const {
+    return place(f) - rank() + owner(row);
+  }
   __device__ __forceinline__ int first_slot(int row) const { return row - owner(row); }
   __device__ __forceinline__ int owned_rows() const {
-    return (work.end_row - rank + ctas() - 1) >> log2_ctas;
+    return (work.end_row - rank() + ctas() - 1) >> log2_ctas;
   }
 };
 
@@ -88,9 +107,9 @@ __device__ __forceinline__ void send_rows(const FwdDecodeResults<Instance>& own,
 #pragma unroll 1
   for (int row = own.warp; row < share.work.end_row; row += Results::kWarps) {
     const typename Results::MergedRow merged = own.merge_results(row);
-    const int owner = share.owner(row), slot = share.first_slot(row) + share.rank;
-    const uint32_t full = ptx::address_in_cta(memory.inbox_full(), owner),
-                   o = ptx::address_in_cta(memory.inbox_o(slot), owner);
+    const int to = share.place_of_owner(own.f, row), slot = share.first_slot(row) + share.rank();
+    const uint32_t full = ptx::address_in_cta(memory.inbox_full(), to),
+                   o = ptx::address_in_cta(memory.inbox_o(slot), to);
 #pragma unroll
     for (int i = 0; i < Results::MergedRow::kVectors; ++i) {
       const int column = Results::MergedRow::column(i, own.lane);
@@ -102,7 +121,7 @@ __device__ __forceinline__ void send_rows(const FwdDecodeResults<Instance>& own,
             full);
     }
     if (own.lane == 0)
-      ptx::st_async_8(ptx::address_in_cta(memory.inbox_state(slot), owner),
+      ptx::st_async_8(ptx::address_in_cta(memory.inbox_state(slot), to),
                       uint2{__float_as_uint(merged.base), __float_as_uint(merged.sum)}, full);
   }
 }
@@ -115,7 +134,7 @@ __device__ __forceinline__ void write_owned_rows(const FwdDecodeResults<Instance
   constexpr int kColumns = Results::kConfig.head_dim_v;
   const auto& memory = own.memory;
 #pragma unroll 1
-  for (int row = share.rank + own.warp * share.ctas(); row < share.work.end_row;
+  for (int row = share.rank() + own.warp * share.ctas(); row < share.work.end_row;
        row += Results::kWarps * share.ctas()) {
     const int slot = share.first_slot(row);
     const auto merged = own.template merge<kMostDecodeCtas>(
@@ -136,10 +155,10 @@ __device__ __forceinline__ void merge_in_cluster(const ForwardArgs& args,
     send_rows(own, share);
   }
   if (own.warp == 0 && args.num_splits == 1 && share.work.span.length_q != share.work.span.used_q)
-    for (int h = share.rank; h < packed_heads(args); h += share.ctas())
+    for (int h = share.rank(); h < packed_heads(args); h += share.ctas())
       clear_unused<T>(args.p, share.work.span, share.work.batch, share.work.head * packed_heads(args) + h, 0,
                       1);
-  if (share.ctas() == 1 || share.rank >= share.work.end_row) return;
+  if (share.ctas() == 1 || share.rank() >= share.work.end_row) return;
   if (thread == 0)
     ptx::mbarrier_arrive_expect(memory.inbox_full(),
                                 share.owned_rows() * share.ctas() * Instance::kConfig.inbox_row_bytes());
@@ -167,11 +186,12 @@ __global__ void __launch_bounds__(Instance::kConfig.threads(), Instance::kConfig
   ClusterShare share(args, Warp::kWarpKeys);
   if (lengths_are_known) ptx::wait_for_launches_before();  // what they have written may be read
   ptx::let_next_launch_begin();  // it waits, and has its CTAs where those of this one end
-  if (!share.takes_part()) return;
+  if (!share.takes_part) return;
   if (thread == 0) ptx::st_shared_4(memory.sharing(), static_cast<uint32_t>(share.log2_ctas));
   Warp own(args, memory, warp, lane);
   own.sum_up(share.work, share.own, [] { ptx::cluster_wait(); });
   share.log2_ctas = static_cast<int>(ptx::ld_shared_4(memory.sharing()));  // registers are few
+  share.work = *memory.work_tile(warp);
   merge_in_cluster<T>(args, own.results(), share, thread);
 }
 

@@ -29,7 +29,7 @@ __global__ void __launch_bounds__(Instance::kConfig.threads(), 1)
   const ClusterShare share(args, kConfig.unit_keys());
   if (lengths_are_known) ptx::wait_for_launches_before();  // what they have written may be read
   ptx::let_next_launch_begin();  // it waits, and has its CTAs where those of this one end
-  if (!share.takes_part()) return;
+  if (!share.takes_part) return;
   __syncthreads();  // the barriers of the ring are initialised
   if (warp >= kConfig.warps) {
     FwdDecodeE4M3Producer<Instance>(all, memory, lane).copy(share.work, share.own);

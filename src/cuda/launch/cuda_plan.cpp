@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "cuda/launch/args_binding.hpp"
+#include "cuda/launch/decode_clusters.hpp"
 #include "cuda/launch/device.hpp"
 #include "cuda/launch/driver.hpp"
 #include "cuda/launch/kernel_choice.hpp"
@@ -97,8 +98,9 @@ std::string details(const KernelSet& kernels, const ForwardArgs& args) {
     const int rows = kernels.main->tile_m;
     text += ", " + std::to_string(std::min(args.p.group, rows)) + " query heads in a tile";
   }
-  if (kernels.main->splits_in_cluster)
-    text += ", keys shared by clusters of " + std::to_string(args.cluster_ctas) + " CTAs";
+  if (kernels.main->splits_in_cluster && args.cluster_ctas > 1)
+    text += std::string(args.sharing.heads ? ", heads and keys" : ", keys") + " shared by clusters of " +
+            std::to_string(args.cluster_ctas) + " CTAs";
   if (args.part_rows > 0) {
     text += ", keys in " + std::to_string(args.num_splits) + " equal shares";
   } else if (args.num_splits > 1) {

@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "core/status.hpp"
+#include "cuda/launch/decode_clusters.hpp"
 #include "cuda/launch/driver.hpp"
 #include "cuda/launch/runtime_kernel.hpp"
 #include "cuda/launch/schedule.hpp"

@@ -5,8 +5,10 @@
 
 #include <algorithm>
 #include <array>
+#include <bit>
 #include <cstdlib>
 
+#include "cuda/launch/decode_clusters.hpp"
 #include "cuda/launch/kernel_table.hpp"
 #include "cuda/launch/params.hpp"
 #include "cuda/launch/schedule.hpp"
@@ -245,6 +247,17 @@ std::string copying_clause(const Kernel& k, const AttentionProblem& p) {
              : "";
 }
 
+/// Of keys of 16 bits. Boxes of 16 rows take TMA 2 % longer than rows that warps copy (64 sequences of 8,192, H200), boxes of 64 less long; beside
+/// more than 16 rows of queries boxes of 16 take 8 to 12 % less. Pages of other sizes than multiples of 8, and queries of groups that no box holds, are not for
+/// boxes at all.
+bool tma_reads_faster(const Kernel& k, const AttentionProblem& p) {
+  constexpr int64_t kLargePages = 64, kBox = 8;
+  constexpr int kFewRows = 16;
+  if (p.has(Role::kLeftPadK) || !fits_boxes(p)) return false;
+  if (!p.has(Role::kPageTable)) return true;
+  return k.tile_m > kFewRows ? p.cache_rows % kBox == 0 : p.cache_rows >= kLargePages;
+}
+
 std::string stream_clause(const Kernel& k, const KernelRequest& r) {
   if (!k.stream_k) return "";
   if (r.splits.batch_invariant)
@@ -258,11 +271,10 @@ std::string stream_clause(const Kernel& k, const KernelRequest& r) {
     return "is for keys whose number the GPU alone knows (seqused_k, cu_seqlens_k)";
   if (std::string clause = layout_clause(k, p); !clause.empty()) return clause;
   if (std::string clause = copying_clause(k, p); !clause.empty()) return clause;
-  // Boxes of 16 rows take TMA 2 % longer than rows that warps copy (64 sequences of 8,192, H200), boxes of 64 less long.
-  constexpr int64_t kLargePages = 64;
-  const bool small_pages = p.has(Role::kPageTable) && p.cache_rows < kLargePages;
-  if (!k.tma && !k.e4m3_keys && !small_pages && !p.has(Role::kLeftPadK))
-    return "is for pages of fewer than " + std::to_string(kLargePages) + " rows, and for leftpad_k";
+  if (!k.tma && !k.e4m3_keys && tma_reads_faster(k, p))
+    return "leaves to TMA what it reads as fast, or faster: pages of 64 rows and more (with more than 16 "
+           "rows of queries, of multiples of 8), and "
+           "one piece without leftpad_k, of groups of 1, 2, 4, 8 ... heads";
   if (std::string clause = few_rows_clause(k, r); !clause.empty()) return clause;
   if (p.batch > kStreamSequences)
     return "is for up to " + std::to_string(kStreamSequences) + " sequences, this problem has " +
@@ -279,36 +291,7 @@ std::string cluster_clause(const Kernel& k, const KernelRequest& r) {
   const AttentionProblem& p = r.problem;
   if (std::string clause = layout_clause(k, p); !clause.empty()) return clause;
   if (std::string clause = copying_clause(k, p); !clause.empty()) return clause;
-  const int64_t tiles = tiles_of_few_rows(p, k);
-  const int ctas = ctas_of_cluster(p, k, r.device);
-  if (ctas > 1 && cluster_lengths_differ(p, k)) return "";
-  // Those for few keys take a tile a CTA, of which an SM holds several.
-  if (k.most_keys > 0 && ctas < 2) return "";
-  if (ctas < 2 || k.most_keys > 0)
-    return "is for tiles that leave half of " + std::to_string(r.device.sm_count) +
-           " SMs idle, this problem has " + std::to_string(tiles);
-  // Sequences that only the GPU knows may differ. The clusters of these kernels, a CTA an SM, do not help each other.
-  constexpr int64_t kShort = 4096;
-  if (p.batch > 1 && (p.packed_k || p.has(Role::kSeqUsedK)) && p.seqlen_k > kShort)
-    return "is for up to " + std::to_string(kShort) +
-           " keys of 8 bits where the GPU alone knows the lengths of several sequences";
-  // Measured on an H200, 16 bits: a CTA of 64 reads 57 GB/s, one of 16 74, and all of 132 together 4.2 TB/s, where a launch that merges
-  // or counts costs 3 us more. At 2 MB each half of the SMs are still ahead, fewer are not. Keys of 8 bits that are multiplied as they are
-  // have twice as many elements in 2 MB, but it takes all SMs: one tile of 8,192 keys for every two, head size 256, 65 us for 87 in equal
-  // shares; eight of 131,072, head size 64, by 64 CTAs 48 us for 43.
-  // Other kernels take longer for pages.
-  constexpr int64_t kMostOfFew = kMostOfClusterCta / 2;
-  const ClusterSplits shared = cluster_splits(p, k, r.device);
-  const int64_t ctas_of_tile = int64_t{shared.ctas} * shared.splits, ctas_of_all = tiles * ctas_of_tile;
-  const bool fill_sms = 10 * ctas_of_all >= 9 * int64_t{r.device.sm_count};
-  const bool pages = p.has(Role::kPageTable) && !k.e4m3_keys;
-  const int64_t most = few_ctas(ctas_of_all, r.device) ? kMostOfFew
-                       : (k.tma && fill_sms) || pages  ? 2 * kMostOfClusterCta
-                                                       : kMostOfClusterCta;
-  const int64_t elements = keys_of_tile(p, k) * (p.head_dim + p.head_dim_v) / ctas_of_tile;
-  if (elements <= most) return "";
-  return "is for up to " + std::to_string(most) + " elements of keys and values a CTA, this problem has " +
-         std::to_string(elements);
+  return cluster_size_clause(p, k, r.device);
 }
 
 std::string alignment_clause(const Kernel& k, const KernelRequest& r) {

@@ -6,6 +6,7 @@
 #include <random>
 
 #include "cuda/kernels/bf16x3.hpp"
+#include "cuda/launch/decode_clusters.hpp"
 #include "cuda/launch/params.hpp"
 #include "cuda/launch/sizes.hpp"
 #include "cuda/launch/tile_order.hpp"
@@ -13,8 +14,6 @@
 
 namespace fovea::cuda {
 namespace {
-
-constexpr int64_t kMostOfGrid = 65535;  // of its second and third dimension
 
 /// Whether a query has a list of keys that others do not share.
 bool has_lists_of_its_own(const AttentionProblem& p) {
@@ -114,93 +113,6 @@ int64_t keys_of_tile(const AttentionProblem& p, const Kernel& kernel) {
   const int64_t keys = p.has(Role::kKeys) ? p.list_size : p.seqlen_k;
   if (p.window_left < 0 || p.window_right < 0) return keys;
   return std::min(keys, p.window_left + p.window_right + kernel.tile_m);
-}
-
-namespace {
-constexpr size_t kSharedOfSystem = 1024;  ///< of each CTA
-
-/// CTAs of clusters of `ctas` that find an SM each, where each has one for itself. A cluster lies in one part of the GPU (GPC): what is
-/// left of each part is lost, up to a tenth of an H200.
-int64_t room_for_alone(int ctas, const DeviceProperties& device) {
-  return ctas <= 2 ? device.sm_count : int64_t{device.sm_count} * 9 / 10;
-}
-bool two_an_sm(const Kernel& kernel, const DeviceProperties& device) {
-  return 2 * (kernel.shared_bytes + kSharedOfSystem) <= device.shared_per_sm;
-}
-/// The same where two CTAs may lie on one SM, if they fit: clusters of up to 8 find room for one CTA for each SM of the GPU.
-int64_t room_for_clusters(int ctas, const Kernel& kernel, const DeviceProperties& device) {
-  return ctas <= 8 && two_an_sm(kernel, device) ? device.sm_count : room_for_alone(ctas, device);
-}
-}  // namespace
-
-bool cluster_lengths_differ(const AttentionProblem& p, const Kernel& kernel) {
-  // Up to 4,096 keys clusters are for few tiles and wait for the longest. Kernels for keys of 8 bits have one CTA an SM: none takes turns.
-  constexpr int64_t kShort = 4096;
-  return !kernel.e4m3_keys && p.batch > 1 && std::max(p.heads_q, p.batch) <= kMostOfGrid &&
-         p.seqlen_k > kShort && (p.packed_k || p.has(Role::kSeqUsedK));
-}
-
-int ctas_of_cluster(const AttentionProblem& p, const Kernel& kernel, const DeviceProperties& device) {
-  constexpr int64_t kFewestKeys = 32;  // of a CTA: fewer take no less time
-  const int64_t tiles = tiles_of_few_rows(p, kernel), keys = keys_of_tile(p, kernel);
-  if (cluster_lengths_differ(p, kernel)) {
-    // Of few tiles a long one has eight, of which others use as many as find room at once. The CTAs of many take turns on SMs, which evens
-    // out what they have. Between, CTAs in equal shares of all keys end sooner (16 sequences of up to 32,768 keys, 8 key heads, 221 us for
-    // 237; H200).
-    constexpr int64_t kOfLong = 8, kTurns = 4;
-    if (saturating_product(tiles, kOfLong) <= kTurns * device.sm_count) return kOfLong;
-    return 3 * int64_t{device.sm_count} <= saturating_product(tiles, 2) ? 2 : 1;
-  }
-  for (int ctas = kMostDecodeCtas; ctas > 1; ctas /= 2) {
-    if (saturating_product(tiles, ctas) <= room_for_clusters(ctas, kernel, device) &&
-        ctas * kFewestKeys <= std::max(keys, 2 * kFewestKeys))
-      return ctas;
-  }
-  return 1;
-}
-
-ClusterSplits cluster_splits(const AttentionProblem& p, const Kernel& kernel,
-                             const DeviceProperties& device) {
-  const int ctas = ctas_of_cluster(p, kernel, device);
-  if (cluster_lengths_differ(p, kernel)) return {ctas, 1};
-  const int64_t elements = keys_of_tile(p, kernel) * (p.head_dim + p.head_dim_v) / ctas;
-  // A CTA reads so many in the time of the launch that merges. (One key head of 256, 8,192 keys: 11.8 us for 14.0, 2,048 9.0 for 9.0; H200.)
-  constexpr int64_t kWorthSplitting = int64_t{1} << 17;
-  const int64_t tiles = std::max<int64_t>(1, tiles_of_few_rows(p, kernel));
-  // Half of the SMs read nearly as fast as all, and faster where keys are to be converted: 131,072 keys of 8 heads of 64 take 76 us, for 49.
-  const bool few = few_ctas(tiles * ctas, device);
-  if (elements <= (few ? kWorthSplitting : kMostOfClusterCta) || (!few && kernel.e4m3_keys)) return {ctas, 1};
-  // A launch merges so many parts as fast as fewer, and CTAs that are in no cluster lie on every SM: 131,072 keys of 8 heads of 64 take 66.7 us in
-  // 16 parts, and 68.1 in two of 8 CTAs each. More parts cost more: one head of 256 42.0 us in 7 of 16 CTAs, 40.1 in 14 of 8, 43.0 in 128.
-  constexpr int64_t kParts = 14;
-  for (int each = kMostDecodeCtas;; each /= 2) {
-    const int64_t splits = room_for_alone(each, device) / (tiles * each);
-    if (splits >= kParts || each == 1)
-      return {each, static_cast<int>(std::clamp<int64_t>(splits, 1, kMostSplits))};
-  }
-}
-
-size_t shared_of_whole_sm(const Kernel& kernel, const DeviceProperties& device) {
-  return std::max(kernel.shared_bytes, std::min(device.shared_per_cta, device.shared_per_sm / 2));
-}
-
-Placement placement_of(const AttentionProblem& p, const Kernel& kernel, const ForwardArgs& args,
-                       const DeviceProperties& device, int ctas_per_sm) {
-  if (!kernel.splits_in_cluster) return {kernel.shared_bytes, true};
-  const int64_t of_tile = int64_t{args.cluster_ctas} * args.num_splits,
-                ctas = saturating_product(tiles_of_few_rows(p, kernel), of_tile),
-                alone = room_for_alone(args.cluster_ctas, device);
-  const bool fill_sms = args.cluster_ctas <= 2 && 10 * ctas >= 9 * int64_t{device.sm_count},
-             fill_slots = 10 * ctas >= 9 * int64_t{ctas_per_sm} * device.sm_count;
-  if (ctas <= alone && fill_sms) return {shared_of_whole_sm(kernel, device), true};
-  // CTAs that begin while others end lie evenly where those of two launches find room at once. Else the last ones go where the first of
-  // the launch before end, by twos beside idle SMs or all in some parts of the GPU: one an SM, 8,192 keys of 8 heads of 128 take 16.3 us for
-  // 64 CTAs in clusters of 8, two an SM 12.7, and 14.0 where they begin behind the launch before (H200).
-  const bool for_two = 2 * ctas <= (two_an_sm(kernel, device) ? 2 : 1) * alone;
-  // Short ones wait for latencies more than for memory.
-  constexpr int64_t kShort = int64_t{1} << 17;  // elements of keys and values, 4 us of such a CTA
-  const bool are_short = keys_of_tile(p, kernel) * (p.head_dim + p.head_dim_v) / of_tile <= kShort;
-  return {kernel.shared_bytes, for_two || (ctas <= alone && are_short) || fill_slots};
 }
 
 int heads_at_once(const AttentionProblem& p, bool pack_group, size_t l2_bytes) {
@@ -325,6 +237,7 @@ void take_split_parts(const AttentionProblem& p, const Kernel& kernel, const Dev
     const ClusterSplits shared = cluster_splits(p, kernel, device);
     args.cluster_ctas = may_split ? shared.ctas : ctas_of_cluster(p, kernel, device);
     args.num_splits = may_split ? shared.splits : 1;
+    args.sharing = cluster_sharing(p, kernel, device, args.cluster_ctas);
   }
   int64_t part_rows = saturating_product(args.num_splits, rows_of_parts(p));
   if (kernel.stream_k) {

@@ -20,6 +20,8 @@ inline constexpr int64_t kMaxPartBytes = int64_t{1} << 30;
 /// Of one sequence, where the batch takes no part in the choice: as many as make 64 sequences the same.
 inline constexpr int64_t kMaxPartBytesOfSequence = kMaxPartBytes / 64;
 
+/// CTAs of the second and third dimension of a grid.
+inline constexpr int64_t kMostOfGrid = 65535;
 /// CTAs of a cluster that every GPU with clusters takes: the most blocks of keys of a chain.
 inline constexpr int kMostChained = 8;
 
@@ -60,33 +62,6 @@ int stream_lanes(int64_t heads, int64_t slots);
 /// Tiles of a kernel whose tiles hold all queries of a (key) head, and the keys that one of them sees at most.
 int64_t tiles_of_few_rows(const AttentionProblem& problem, const Kernel& kernel);
 int64_t keys_of_tile(const AttentionProblem& problem, const Kernel& kernel);
-/// Whether sequences may be of different lengths, which only the GPU knows: clusters are for the longest then, and in others fewer CTAs take
-/// part (fwd_decode_cluster).
-bool cluster_lengths_differ(const AttentionProblem& problem, const Kernel& kernel);
-/// CTAs of a cluster that share the keys of such a tile: a power of two, 1 where tiles fill more than half of the GPU. Where lengths differ: 8
-/// for few tiles, 2 for many, 1 between.
-int ctas_of_cluster(const AttentionProblem& problem, const Kernel& kernel, const DeviceProperties& device);
-/// Elements of keys and values from which on other kernels are faster than a CTA of such a cluster.
-inline constexpr int64_t kMostOfClusterCta = int64_t{1} << 20;
-/// Whether so many CTAs leave two thirds of the GPU idle.
-constexpr bool few_ctas(int64_t ctas, const DeviceProperties& device) {
-  return 3 * ctas < device.sm_count;
-}
-/// Clusters that have parts of the keys of a tile each, and their CTAs: more than one where few CTAs would read many keys.
-struct ClusterSplits {
-  int ctas = 1, splits = 1;
-};
-ClusterSplits cluster_splits(const AttentionProblem& problem, const Kernel& kernel,
-                             const DeviceProperties& device);
-/// Where the CTAs of a forward's launch come to lie.
-struct Placement {
-  size_t shared_bytes = 0;  ///< of a CTA: more than it needs where each is to have an SM of its own
-  bool even = true;         ///< as good where they begin while CTAs of the launch before still run
-};
-Placement placement_of(const AttentionProblem& problem, const Kernel& kernel, const ForwardArgs& args,
-                       const DeviceProperties& device, int ctas_per_sm);
-/// Shared memory of a CTA beside which an SM has no room for another.
-size_t shared_of_whole_sm(const Kernel& kernel, const DeviceProperties& device);
 /// Query heads (key heads where packed) whose K and V share the L2 cache; see ForwardArgs.
 int heads_at_once(const AttentionProblem& problem, bool pack_group, size_t l2_bytes);
 
