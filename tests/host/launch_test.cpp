@@ -971,11 +971,13 @@ TEST(Schedule, ManyTilesOfOneLengthHaveOneCtaOrEight) {
   EXPECT_EQ(refusal(problem(33, 1, 8192, 32, 8, 64)), "");
   EXPECT_EQ(ctas(33, 16384, 32), 8) << "long";
   EXPECT_EQ(ctas(34, 8192, 32), 8);
-  EXPECT_EQ(ctas(34, 8191, 32), 1);
-  EXPECT_NE(refusal(problem(34, 1, 8191, 32, 8, 64)).find("leave half of 132 SMs idle"), std::string::npos);
-  EXPECT_EQ(refusal(problem(34, 1, 8191, 56, 8, 64)), "") << "no box of TMA has 7 heads";
-  EXPECT_EQ(ctas(34, 16384, 64), 1) << "8 rows";
-  EXPECT_EQ(ctas(34, 32768, 64), 8);
+  EXPECT_EQ(ctas(34, 8191, 32), 2) << "8 tiles more than SMs hold two of";
+  EXPECT_EQ(ctas(34, 4095, 32), 1) << "short";
+  EXPECT_EQ(ctas(42, 8191, 32), 1);
+  EXPECT_NE(refusal(problem(42, 1, 8191, 32, 8, 64)).find("leave half of 132 SMs idle"), std::string::npos);
+  EXPECT_EQ(refusal(problem(42, 1, 8191, 56, 8, 64)), "") << "no box of TMA has 7 heads";
+  EXPECT_EQ(ctas(42, 16384, 64), 1) << "8 rows";
+  EXPECT_EQ(ctas(42, 32768, 64), 8);
   const ForwardArgs args = forward_layout(problem(34, 1, 8192, 32, 8, 64), cluster, hopper(), 2, true).args;
   EXPECT_EQ(args.cluster_ctas, 8);
   EXPECT_EQ(args.num_splits, 1);

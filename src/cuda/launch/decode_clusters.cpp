@@ -60,7 +60,7 @@ bool many_are_alike(const AttentionProblem& p, const Kernel& kernel, const Devic
   const bool alike = !gpu_knows_lengths(p) && (p.batch == 1 || !p.has(Role::kLeftPadK));
   const bool at_once = kernel.e4m3_keys ? kernel.tma : two_an_sm(kernel, device) || !fits_boxes(p);
   return at_once && (alike || (kernel.e4m3_keys && p.seqlen_k <= kShort)) && fits_grid(p) &&
-         2 * tiles_of_few_rows(p, kernel) > room_for_clusters(2, kernel, device);
+         2 * tiles_of_few_rows(p, kernel) > device.sm_count;
 }
 
 /// Whether sequences have more than 4,096 keys of 8 bits, and the GPU alone knows how many. Tiles have a cluster of 2 CTAs or more each up to two for each SM;
@@ -72,19 +72,22 @@ bool bytes_of_many_lengths(const AttentionProblem& p, const Kernel& kernel) {
 /// CTAs of each of many tiles, which are alike. All tiles that an SM holds two of at once end together; more end at different times, and so do
 /// those of which some SMs have two and others one, which costs more the longer they are. (8 key heads of 128, H200: 9 sequences of 4,096
 /// keys 38.2 us by one CTA, 42.2 by eight; 20 of 16,384 307 and 298; 40 of 8,192 322 and 300. With 8 rows of queries, whose merge takes
-/// longer, 64 of 8,192 467 and 478.)
+/// longer, 64 of 8,192 467 and 478.) Where a quarter of such a turn is left, halves of shorter tiles fill it: 34 sequences of 4,096 keys of 64 70 us for 85.
 int ctas_of_many(const AttentionProblem& p, const Kernel& kernel, const DeviceProperties& device) {
   constexpr int kCtas = 8;
   constexpr int64_t kRowsAtOnce = 4;
   // Elements of such a CTA.
   constexpr int64_t kFewest = int64_t{1} << 17, kFewestBeside = int64_t{1} << 18,
                     kFewestOfRows = int64_t{1} << 19;
-  const int64_t tiles = tiles_of_few_rows(p, kernel);
-  if (tiles <= device.sm_count || !two_an_sm(kernel, device) || kernel.e4m3_keys) return 1;
-  const int64_t fewest = rows_of_tile(p, kernel) > kRowsAtOnce   ? kFewestOfRows
-                         : tiles <= 2 * int64_t{device.sm_count} ? kFewestBeside
-                                                                 : kFewest;
-  return elements_of_tile(p, kernel) / kCtas >= fewest ? kCtas : 1;
+  const int64_t tiles = tiles_of_few_rows(p, kernel), sms = device.sm_count;
+  if (tiles <= sms || !two_an_sm(kernel, device) || kernel.e4m3_keys) return 1;
+  const int64_t elements = elements_of_tile(p, kernel);
+  const int64_t fewest = rows_of_tile(p, kernel) > kRowsAtOnce ? kFewestOfRows
+                         : tiles <= 2 * sms                    ? kFewestBeside
+                                                               : kFewest;
+  if (elements / kCtas >= fewest) return kCtas;
+  const bool few_left = tiles > 2 * sms && 2 * tiles <= 5 * sms;
+  return few_left && elements / 2 >= kFewestBeside ? 2 : 1;
 }
 
 }  // namespace
