@@ -23,6 +23,15 @@ ProblemSpec few_queries(int64_t seqlen_k, int64_t heads_kv, int64_t group) {
   return s;
 }
 
+/// Of as many sequences as `used_k` has lengths, or one; in pages of `page` rows of a pool of little more than one sequence, or in one piece.
+void put_in_cache(ProblemSpec& s, int64_t page, const std::vector<int32_t>& used_k) {
+  if (!used_k.empty()) s.batch = static_cast<int64_t>(used_k.size());
+  s.used_k = used_k;
+  if (page == 0) return;
+  s.page_size = page;
+  s.caches = s.seqlen_k / page + 3;
+}
+
 TEST(FewQueries, OverAnyNumberOfKeys) {
   for (const int64_t keys : {1, 15, 16, 17, 33, 65, 127, 300, 1025}) {
     for (const int64_t heads : {1, 2, 3, 4}) expect_conformance(few_queries(keys, heads, 3), forward_only());
@@ -102,12 +111,7 @@ TEST(FewQueries, OfHeadsThatShareClusters) {
   for (const Case& c : cases) {
     ProblemSpec s = few_queries(c.room, c.heads_kv, 3);
     s.head_dim = s.head_dim_v = c.head_dim;
-    s.batch = static_cast<int64_t>(c.used_k.size());
-    s.used_k = c.used_k;
-    if (c.page > 0) {
-      s.page_size = c.page;
-      s.caches = c.room / c.page + 3;
-    }
+    put_in_cache(s, c.page, c.used_k);
     expect_conformance(s, forward_only());
   }
 }
@@ -132,12 +136,7 @@ TEST(FewQueries, OfMoreRowsThanAProductHas) {
     s.seqlen_q = c.queries;
     s.causal = true;
     s.sink = c.queries == 3;
-    if (!c.used_k.empty()) s.batch = static_cast<int64_t>(c.used_k.size());
-    s.used_k = c.used_k;
-    if (c.page > 0) {
-      s.page_size = c.page;
-      s.caches = s.seqlen_k / c.page + 3;
-    }
+    put_in_cache(s, c.page, c.used_k);
     expect_conformance(s, forward_only());
   }
 }
@@ -186,10 +185,7 @@ TEST(FewQueries, OverKeysOf8BitsInSequencesOfManyLengths) {
     for (const int64_t heads : {1, 3, 6}) {
       ProblemSpec s = few_queries(room, heads, 4);
       s.e4m3_keys = true;
-      s.page_size = 16;
-      s.caches = room / 16 + 3;
-      s.batch = 3;
-      s.used_k = {static_cast<int32_t>(room - 3), 0, 70};
+      put_in_cache(s, 16, {static_cast<int32_t>(room - 3), 0, 70});
       expect_conformance(s, forward_only());
     }
   }

@@ -1,5 +1,5 @@
-// fwd_decode where few tiles leave most of a GPU idle: the CTAs of a cluster have equal shares of the keys of a tile, and merge over
-// distributed shared memory, in one launch and without anything in global memory.
+// fwd_decode where no tile is cut by shares of all keys: the CTAs of a cluster have equal shares of the keys of a tile, and merge over
+// distributed shared memory, in one launch and without anything in global memory. A cluster may be a CTA, and may have several tiles.
 //
 //   CTA 0  keys [0, n)    rows of O, merged over its warps  -->  row r goes to the inbox of CTA r mod CTAs,
 //   CTA 1  keys [n, 2n)   rows of O, merged over its warps  -->  which merges and writes it

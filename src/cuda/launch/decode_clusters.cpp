@@ -131,8 +131,8 @@ int ctas_of_cluster(const AttentionProblem& p, const Kernel& kernel, const Devic
   const int64_t tiles = tiles_of_few_rows(p, kernel), keys = keys_of_tile(p, kernel);
   if (cluster_lengths_differ(p, kernel)) {
     // Of few tiles a long one has eight, of which others use as many as find room at once. The CTAs of many take turns on SMs, which evens
-    // out what they have. Between, CTAs in equal shares of all keys end sooner (16 sequences of up to 32,768 keys, 8 key heads, 221 us for
-    // 237; H200).
+    // out what they have. Between, where heads do not fill clusters that they would share, equal shares of all keys end sooner than
+    // clusters of two (16 sequences of up to 32,768 keys, 8 key heads, 221 us for 237; H200).
     constexpr int kOfLong = 8;
     constexpr int64_t kTurns = 4;
     if (saturating_product(tiles, kOfLong) <= kTurns * device.sm_count) return kOfLong;

@@ -282,7 +282,7 @@ std::string stream_clause(const Kernel& k, const KernelRequest& r) {
   return "";
 }
 
-/// The GPU is half idle, and time is that of latencies: other kernels read many keys as fast, or faster.
+/// Clusters share keys so that the whole GPU reads them, and leave to other kernels what these read as fast, or faster.
 std::string cluster_clause(const Kernel& k, const KernelRequest& r) {
   if (!k.splits_in_cluster) return "";
   if (r.splits.batch_invariant || r.splits.most > 0)
