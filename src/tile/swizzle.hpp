@@ -50,6 +50,10 @@ constexpr int swizzle_row_bytes(SwizzleMode mode) {
          : mode == SwizzleMode::k32 ? 32
                                     : kChunkBytes;
 }
+/// The mode whose rows have `bytes`: 128, 64 or 32.
+constexpr SwizzleMode swizzle_of_rows(int bytes) {
+  return bytes == 128 ? SwizzleMode::k128 : bytes == 64 ? SwizzleMode::k64 : SwizzleMode::k32;
+}
 /// Eight such rows are the atom of wgmma's layouts. The pattern repeats after it, so tiles start at multiples of it.
 constexpr int swizzle_atom_bytes(SwizzleMode mode) {
   return swizzle_row_bytes(mode) * 8;

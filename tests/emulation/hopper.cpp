@@ -356,12 +356,13 @@ CUresult tensor_map_encode_tiled(CUtensorMap* map, CUtensorMapDataType type, cuu
   const bool of_16_bits = type == CU_TENSOR_MAP_DATA_TYPE_FLOAT16 || type == CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;
   const uint32_t element_bytes = of_8_bits ? 1 : 2;
   if ((!of_8_bits && !of_16_bits) || rank < 1 || rank > TensorMap::kMostRank ||
-      (swizzle != CU_TENSOR_MAP_SWIZZLE_64B && swizzle != CU_TENSOR_MAP_SWIZZLE_128B))
+      swizzle == CU_TENSOR_MAP_SWIZZLE_NONE)
     return CUDA_ERROR_INVALID_VALUE;
   tensor.address = reinterpret_cast<uint64_t>(address);
   if (address == nullptr || tensor.address % 16 != 0) return CUDA_ERROR_INVALID_VALUE;
-  const tile::SwizzleMode mode =
-      swizzle == CU_TENSOR_MAP_SWIZZLE_64B ? tile::SwizzleMode::k64 : tile::SwizzleMode::k128;
+  const tile::SwizzleMode mode = swizzle == CU_TENSOR_MAP_SWIZZLE_32B   ? tile::SwizzleMode::k32
+                                 : swizzle == CU_TENSOR_MAP_SWIZZLE_64B ? tile::SwizzleMode::k64
+                                                                        : tile::SwizzleMode::k128;
   const uint32_t row_bytes = box[0] * element_bytes;
   if (row_bytes % 16 != 0 || row_bytes > static_cast<uint32_t>(tile::swizzle_row_bytes(mode)))
     return CUDA_ERROR_INVALID_VALUE;

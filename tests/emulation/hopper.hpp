@@ -38,7 +38,7 @@ struct TensorMap {
 static_assert(sizeof(TensorMap) <= sizeof(CUtensorMap));
 
 /// cuTensorMapEncodeTiled of this device, by the rules of CUDA's documentation. It supports elements of 16 and 8 bits and the
-/// Swizzles of 64 and 128 bytes only.
+/// Swizzles of 32, 64 and 128 bytes only.
 CUresult tensor_map_encode_tiled(CUtensorMap* map, CUtensorMapDataType, cuuint32_t rank, void* address,
                                  const cuuint64_t* sizes, const cuuint64_t* strides, const cuuint32_t* box,
                                  const cuuint32_t* steps, CUtensorMapInterleave, CUtensorMapSwizzle swizzle,

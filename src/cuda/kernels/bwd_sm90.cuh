@@ -111,6 +111,7 @@ __global__ void __launch_bounds__(Instance::kConfig.threads(), 1)
   static_assert(kConfig.one_gradient  ? kConfig.head_dim % kConfig.kSlice == 0
                 : kConfig.dq_behind() ? kConfig.slices() == 3 && kConfig.tile_m == kConfig.kSlice
                                       : kConfig.slices() == kConfig.kConsumers);
+  static_assert(kConfig.slice_columns() % kConfig.k_strip == 0, "a product's columns of K are whole strips");
   static_assert(4 * BwdSm90Work::kFields <= kConfig.kWorkBytes);
   static_assert(kConfig.shared_bytes() <= kConfig.kMostShared);
 

@@ -26,7 +26,9 @@ template <class Instance>
 struct BwdSm90Bf16x3Consumer : BwdSm90Keys<Instance> {
   using Base = BwdSm90Keys<Instance>;
   using Base::args, Base::memory, Base::descriptor, Base::lane, Base::release, Base::warp;
-  using Base::kConfig, Base::kM, Base::kN, Base::kRowBytes, Base::kSwizzle;
+  using Base::kConfig, Base::kM, Base::kN;
+  static constexpr int kRowBytes = Base::Strips::kRowBytes;  ///< of all operands, and of dS
+  static constexpr auto kSwizzle = Base::Strips::kSwizzle;
   using Base::mask, Base::read_tile;
   using Part = __nv_bfloat16;
   using Work = BwdSm90Work;
@@ -34,7 +36,7 @@ struct BwdSm90Bf16x3Consumer : BwdSm90Keys<Instance> {
   using Tile = typename Base::Tile;
   using Statistics = typename Base::Statistics;
   using Dq = BwdSm90Dq<Instance>;
-  static constexpr int kParts = kConfig.parts, kColumns = kConfig.kStrip;
+  static constexpr int kParts = kConfig.parts, kColumns = kConfig.strip;
   static constexpr int kSteps = 4;  ///< of 16: every product sums over 64 columns, queries or keys
   static_assert(kM == 64 && kConfig.head_dim == kColumns && kConfig.head_dim_v == kColumns);
   static_assert(kConfig.k_stages == 1);

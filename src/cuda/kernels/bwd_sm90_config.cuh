@@ -26,6 +26,14 @@ struct BwdSm90Config {
   /// Whether each consumer sums one gradient, of the same 64 keys: the first dV, the second dK. Else both, of 64 keys of
   /// its own: their accumulators take (D + Dv) / 2 registers.
   bool one_gradient = false;
+  /// Of K and V: how many times 16 columns consumers keep in registers, as the left operands of S and dP. A product reads its left operand out
+  /// of shared memory again at every step: 2 KB a consumer for 16 columns.
+  int k_steps = 0, v_steps = 0;
+  /// Queries of which a thread holds lse or delta at a time. Fewer leave registers to others.
+  int statistics = 64;
+  /// Columns of a strip in shared memory, of K, and of q, v and dO: as many as lie in a swizzled row of 128, 64 or 32 bytes. dQ is cut at
+  /// strips of K; strips that divide the head size have no columns of zeros, which would be copied and read.
+  int k_strip = 64, strip = 64;
   bool softcap = false;     ///< scores are softcap tanh(scale S / softcap)
   bool alibi = false;       ///< scores are scale S - slope |distance|
   bool dropout = false;     ///< of P; dP of dropped pairs is 0
@@ -43,7 +51,7 @@ struct BwdSm90Config {
   static constexpr int kConsumers = 2, kRows = 64;  ///< warpgroups, and keys of each: the m of wgmma
   constexpr int key_groups() const { return one_gradient ? 1 : kConsumers; }
   constexpr int tile_n() const { return key_groups() * kRows; }
-  static constexpr int kStrip = 64, kRowBytes = 128;  ///< columns of a strip, and their bytes
+  static constexpr int kDsRowBytes = 128;  ///< 64 keys
   static constexpr int kMostShared = 227 * 1024;
   /// One warpgroup loads, two are consumers, and where these have no registers left for dQ, a fourth computes it.
   constexpr int threads() const { return 128 * (1 + kConsumers + (one_gradient ? 1 : 0)); }
@@ -54,10 +62,12 @@ struct BwdSm90Config {
   constexpr int consumer_registers() const { return dq_behind() ? 240 : one_gradient ? 208 : 232; }
   static constexpr int kDqRegisters = 64;
 
-  /// dQ of a step is computed slice by slice: 64 queries x 64 columns, 32 registers a thread.
+  /// dQ of a step is computed slice by slice: 64 queries x 64 columns, 32 registers a thread; or where strips allow it, half of the columns.
   static constexpr int kSlice = 64;
-  constexpr int slices() const { return tile_m / kSlice * strips(head_dim); }
-  static constexpr int kSliceBytes = kSlice * kSlice * 4;
+  constexpr int slice_columns() const { return k_strip == kSlice ? kSlice : head_dim / kConsumers; }
+  constexpr int slices_across() const { return (head_dim + slice_columns() - 1) / slice_columns(); }
+  constexpr int slices() const { return tile_m / kSlice * slices_across(); }
+  constexpr int slice_bytes() const { return kSlice * slice_columns() * 4; }
   /// Whether each consumer sums both gradients and adds its share of dQ from registers, behind a step's other products: where sums of
   /// more than 128 registers leave none for dQ beside these, and shared memory has no room for a second K.
   constexpr bool dq_behind() const { return !one_gradient && parts == 1 && k_stages == 1; }
@@ -93,12 +103,13 @@ struct BwdSm90Config {
   /// Of 64 keys, whose dS a buffer holds.
   constexpr int ds_groups() const { return parts == 1 ? key_groups() : 1; }
 
-  static constexpr int strips(int columns) { return (columns + kStrip - 1) / kStrip; }
-  constexpr int k_bytes() const { return parts * strips(head_dim) * tile_n() * kRowBytes; }
-  constexpr int v_bytes() const { return parts * strips(head_dim_v) * tile_n() * kRowBytes; }
-  constexpr int q_bytes() const { return parts * strips(head_dim) * tile_m * kRowBytes; }
-  constexpr int do_bytes() const { return parts * strips(head_dim_v) * tile_m * kRowBytes; }
-  constexpr int ds_bytes() const { return parts * ds_groups() * tile_m * kRowBytes; }
+  /// Bytes of a row of `columns`, in strips of `width`.
+  static constexpr int row_bytes(int columns, int width) { return (columns + width - 1) / width * width * 2; }
+  constexpr int k_bytes() const { return parts * tile_n() * row_bytes(head_dim, k_strip); }
+  constexpr int v_bytes() const { return parts * tile_n() * row_bytes(head_dim_v, strip); }
+  constexpr int q_bytes() const { return parts * tile_m * row_bytes(head_dim, strip); }
+  constexpr int do_bytes() const { return parts * tile_m * row_bytes(head_dim_v, strip); }
+  constexpr int ds_bytes() const { return parts * ds_groups() * tile_m * kDsRowBytes; }
   constexpr int statistics_bytes() const { return tile_m * 4; }
 
   constexpr int v_at() const { return k_stages * k_bytes(); }
@@ -107,7 +118,7 @@ struct BwdSm90Config {
   constexpr int ds_at() const { return do_at() + do_stages * do_bytes(); }
   /// Staged dQ, or the inboxes: a slice of each consumer.
   constexpr int dq_at() const { return ds_at() + kBuffers * ds_bytes(); }
-  constexpr int statistics_at() const { return dq_at() + (holds_dq() ? kConsumers * kSliceBytes : 0); }
+  constexpr int statistics_at() const { return dq_at() + (holds_dq() ? kConsumers * slice_bytes() : 0); }
   constexpr int work_at() const { return statistics_at() + (q_stages + do_stages) * statistics_bytes(); }
   static constexpr int kWorkBytes = 88;  ///< of BwdSm90Work::kFields words
   constexpr int routes_at() const { return work_at() + 2 * kWorkBytes; }
@@ -339,11 +350,12 @@ struct BwdSm90Memory {
   }
   /// dS as (queries, 64 keys): a strip, of 64 of the keys, or of a part.
   __device__ __forceinline__ uint32_t ds(int buffer, int strip) const {
-    return base + kConfig.ds_at() + buffer * kConfig.ds_bytes() + strip * kConfig.tile_m * kConfig.kRowBytes;
+    return base + kConfig.ds_at() + buffer * kConfig.ds_bytes() +
+           strip * kConfig.tile_m * kConfig.kDsRowBytes;
   }
   /// The slice of dQ of a consumer in float32, in the order of dq_sum; a quarter a warp.
   __device__ __forceinline__ uint32_t dq(int consumer) const {
-    return base + kConfig.dq_at() + consumer * kConfig.kSliceBytes;
+    return base + kConfig.dq_at() + consumer * kConfig.slice_bytes();
   }
   /// The way of dQ of a step (BwdSm90Route).
   __device__ __forceinline__ uint32_t route(uint32_t step) const {

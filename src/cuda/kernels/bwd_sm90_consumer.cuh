@@ -17,6 +17,7 @@
 #include "cuda/warp/finite_tile.cuh"
 #include "cuda/warp/row_vectors.cuh"
 #include "tile/wgmma_map.hpp"
+#include "tile/wgmma_strips.hpp"
 
 namespace fovea::cuda {
 
@@ -27,11 +28,12 @@ struct BwdSm90Consumer : BwdSm90Scores<Instance, kPart> {
   using Base::args, Base::memory, Base::descriptor, Base::lane, Base::release, Base::uniform, Base::warp;
   using Base::consumer, Base::keys, Base::mask, Base::mask_rounded, Base::read_tile;
   using Base::copy_pairs, Base::find_seen, Base::find_kept, Base::mark_dropped, Base::clear_dropped;
-  using Base::kConfig, Base::kM, Base::kN, Base::kD, Base::kDv, Base::kRowBytes, Base::kSwizzle;
+  using Base::kConfig, Base::kM, Base::kN, Base::kD, Base::kDv;
   using Base::kDqBehind, Base::kDqLate;
   using Base::kSumsDv, Base::kSumsDk, Base::kBoth, Base::kHasSlope, Base::kDpBesideP, Base::kCopiesPairs;
   using Base::score_gradients;
   using Base::to_operand, Base::hand_over, Base::take_over, Base::store_ds;
+  using typename Base::KStrips, typename Base::Strips;
   using Work = BwdSm90Work;
   using Scores = typename Base::Scores;
   using Tile = typename Base::Tile;
@@ -46,20 +48,50 @@ struct BwdSm90Consumer : BwdSm90Scores<Instance, kPart> {
 
   // --- products, each queued as a group of its own ---
 
-  /// acc = (own 64 rows of the tile of keys, kColumns wide) (kM x kColumns tile of queries)^T.
-  template <int kColumns>
-  __device__ __forceinline__ void issue_keys_by_queries(Scores& acc, int keys_at, int queries_at) const {
-    const uint64_t a = descriptor(tile::wgmma_k_major(0, kSwizzle), keys_at + keys() * 64 * kRowBytes);
-    const uint64_t b = descriptor(tile::wgmma_k_major(0, kSwizzle), queries_at);
-    using Product = ptx::Wgmma<kM>;
+  /// Of K, or else of V: this consumer's 64 rows, as operand A.
+  template <bool kK>
+  struct Left {
+    static constexpr int kColumns = kK ? kD : kDv, kSteps = kK ? kConfig.k_steps : kConfig.v_steps;
+    static_assert(16 * kSteps <= kColumns);
+    using OwnStrips = tile::WgmmaStrips<kK ? kConfig.k_strip : kConfig.strip>;
+    static constexpr bool kWhole = 16 * kSteps == kColumns;  ///< all columns are kept
+    uint32_t kept[kSteps > 0 ? kSteps : 1][4];               ///< the first 16 kSteps columns
+  };
+  /// Reads what is kept of a tile at `from`, in shared memory.
+  template <bool kK>
+  __device__ __forceinline__ void keep(Left<kK>& left, uint32_t from) const {
+    using L = Left<kK>;
+    using OwnStrips = typename L::OwnStrips;
 #pragma unroll
-    for (int i = 0; i < kColumns / 16; ++i) {
-      const uint64_t a_step = a + tile::wgmma_start_step(i / 4 * kN * kRowBytes + i % 4 * 32);
-      const uint64_t b_step = b + tile::wgmma_start_step(i / 4 * kM * kRowBytes + i % 4 * 32);
-      if (i == 0) {
-        Product::template ss<T, ptx::WgmmaStart::kZero, ptx::WgmmaMajor::kK>(acc, a_step, b_step);
+    for (int step = 0; step < L::kSteps; ++step) {
+      ptx::ldmatrix_x4(left.kept[step],
+                       from + OwnStrips::operand_a_at(16 * step, kN, keys() * 64 + 16 * warp(), lane()));
+    }
+  }
+  /// acc = (own 64 rows of the tile of keys) (kM x as many columns, a tile of queries)^T.
+  template <bool kK>
+  __device__ __forceinline__ void issue_keys_by_queries(Scores& acc, const Left<kK>& left, int keys_at,
+                                                        int queries_at) const {
+    using L = Left<kK>;
+    using OwnStrips = typename L::OwnStrips;
+    // b first: in the other order the compiler keeps descriptors over the loop, and float16 at 192/128 spills.
+    const uint64_t b = descriptor(tile::wgmma_k_major(0, Strips::kSwizzle), queries_at);
+    const uint64_t a =
+        descriptor(tile::wgmma_k_major(0, OwnStrips::kSwizzle), keys_at + keys() * 64 * OwnStrips::kRowBytes);
+    using Product = ptx::Wgmma<kM>;
+    constexpr auto kMajor = ptx::WgmmaMajor::kK;
+#pragma unroll
+    for (int i = 0; i < L::kColumns / 16; ++i) {
+      const uint64_t a_step = a + tile::wgmma_start_step(OwnStrips::column_at(16 * i, kN));
+      const uint64_t b_step = b + tile::wgmma_start_step(Strips::column_at(16 * i, kM));
+      if (i == 0 && L::kSteps > 0) {
+        Product::template rs<T, ptx::WgmmaStart::kZero, kMajor>(acc, left.kept[0], b_step);
+      } else if (i < L::kSteps) {
+        Product::template rs<T, ptx::WgmmaStart::kAccumulate, kMajor>(acc, left.kept[i], b_step);
+      } else if (i == 0) {
+        Product::template ss<T, ptx::WgmmaStart::kZero, kMajor>(acc, a_step, b_step);
       } else {
-        Product::template ss<T, ptx::WgmmaStart::kAccumulate, ptx::WgmmaMajor::kK>(acc, a_step, b_step);
+        Product::template ss<T, ptx::WgmmaStart::kAccumulate, kMajor>(acc, a_step, b_step);
       }
     }
     ptx::wgmma_commit();
@@ -73,12 +105,12 @@ struct BwdSm90Consumer : BwdSm90Scores<Instance, kPart> {
 #pragma unroll
     for (int c = 0; c < kColumns; c += kPartColumns) {
       const uint64_t b =
-          descriptor(tile::wgmma_mn_major(0, kSwizzle, kM), queries_at + c / kConfig.kStrip * kM * kRowBytes);
+          descriptor(tile::wgmma_mn_major(0, Strips::kSwizzle, kM), queries_at + Strips::column_at(c, kM));
       auto& part = reinterpret_cast<float(&)[kPartColumns / 2]>(acc[c / 2]);
 #pragma unroll
       for (int i = 0; i < kM / 16; ++i)
         ptx::Wgmma<kPartColumns>::template rs<T, ptx::WgmmaStart::kAccumulate, ptx::WgmmaMajor::kMN>(
-            part, operand[i], b + tile::wgmma_start_step(i * 16 * kRowBytes));
+            part, operand[i], b + tile::wgmma_start_step(i * 16 * Strips::kRowBytes));
     }
     ptx::wgmma_commit();
   }
@@ -121,21 +153,21 @@ struct BwdSm90Consumer : BwdSm90Scores<Instance, kPart> {
   /// Makes this consumer's rows of K finite.
   __device__ __forceinline__ void make_keys_finite(int stage) const {
     const int thread = static_cast<int>(ptx::thread_index()) % 128;
-    const uint32_t own = memory.k(stage) + keys() * 64 * kRowBytes;
-    constexpr int kChunks = 64 * kRowBytes / 16;  // of a strip's 64 rows
+    const uint32_t own = memory.k(stage) + keys() * 64 * KStrips::kRowBytes;
+    constexpr int kChunks = 64 * KStrips::kRowBytes / 16;  // of a strip's 64 rows
     NonFinite<T> bad;
 #pragma unroll
-    for (int c = 0; c < kConfig.strips(kD) * kChunks / 128; ++c) {
-      const uint4 x =
-          ptx::ld_shared_16(own + c * 128 / kChunks * kN * kRowBytes + (c * 128 % kChunks + thread) * 16);
+    for (int c = 0; c < KStrips::of(kD) * kChunks / 128; ++c) {
+      const uint4 x = ptx::ld_shared_16(own + c * 128 / kChunks * kN * KStrips::kRowBytes +
+                                        (c * 128 % kChunks + thread) * 16);
       bad.look(x.x), bad.look(x.y), bad.look(x.z), bad.look(x.w);
     }
     if (bad.any()) {
 #pragma unroll 1
-      for (int word = 0; word < kConfig.strips(kD) * kChunks / 128 * 4; ++word) {
+      for (int word = 0; word < KStrips::of(kD) * kChunks / 128 * 4; ++word) {
         const int c = word / 4;
-        const uint32_t at =
-            own + c * 128 / kChunks * kN * kRowBytes + (c * 128 % kChunks + thread) * 16 + word % 4 * 4;
+        const uint32_t at = own + c * 128 / kChunks * kN * KStrips::kRowBytes +
+                            (c * 128 % kChunks + thread) * 16 + word % 4 * 4;
         const uint32_t pair = ptx::ld_shared_4(at);
         ptx::st_shared_4(at, finite_half<T>(pair & 0xffffu) | finite_half<T>(pair >> 16) << 16);
       }
@@ -173,7 +205,7 @@ struct BwdSm90Consumer : BwdSm90Scores<Instance, kPart> {
     const int thread = consumer * 128 + static_cast<int>(ptx::thread_index()) % 128;
 #pragma unroll 1
     for (int i = thread; i < kBytes / 16; i += kBothConsumers) {
-      const int row = i / 8 % kM;
+      const int row = i / (Strips::kRowBytes / 16) % kM;
       if (fabsf(__uint_as_float(ptx::ld_shared_4(memory.lse(s) + row * 4))) < INFINITY) continue;
       ptx::st_shared_16(tile + i * 16, uint4{0, 0, 0, 0});
     }
@@ -208,8 +240,20 @@ struct BwdSm90Consumer : BwdSm90Scores<Instance, kPart> {
     bool looked = false;            ///< `ahead` is that of the next step
     bool writes = false;            ///< dQ of the step before is the last part of its sum: it goes to dq
     Sums sums;
+    Left<true> k;
+    Left<false> v;
   };
 
+  /// Takes what is kept of K and V into registers, at the begin of a tile that has steps.
+  __device__ __forceinline__ void keep_keys(State& state) const {
+    if constexpr (kSumsDv && kConfig.k_steps > 0)
+      keep(state.k, memory.k(RingSlot<kConfig.k_stages>(state.tiles).index));
+    if constexpr (kSumsDk && kConfig.v_steps > 0) {
+      ptx::mbarrier_wait(memory.full_v(), state.tiles & 1);
+      keep(state.v, memory.v());
+      if constexpr (Left<false>::kWhole) release(memory.empty_v());
+    }
+  }
   /// What is found out of a step's pairs while S is computed.
   struct Beside {
     Kept kept;          ///< that dropout keeps
@@ -267,17 +311,17 @@ struct BwdSm90Consumer : BwdSm90Scores<Instance, kPart> {
     [[maybe_unused]] Beside beside;
     if constexpr (kSumsDv) {
       ptx::wgmma_fence();
-      issue_keys_by_queries<kD>(acc_s, k.index * kConfig.k_bytes(), q_at);
+      issue_keys_by_queries(acc_s, state.k, k.index * kConfig.k_bytes(), q_at);
       if constexpr (kConfig.dropout)
         find_kept(beside.kept, tile.work, order().block(place), order().head(place));
       if constexpr (Expression::kHasSees)
         beside.cuts = find_seen(beside.seen, tile.work, order().block(place), order().head(place));
       if constexpr (!kBoth) state.ahead.lse.read(memory.lse(s));  // while S is computed
     }
-    if constexpr (kDpBesideP) issue_dp(acc_dp, state.tiles, first, slot, do_at);
+    if constexpr (kDpBesideP) issue_dp(acc_dp, state.v, state.tiles, first, slot, do_at);
     constexpr int kBesideP = kBoth && kDpBesideP ? 1 : 0;
     if constexpr (kSumsDv) weigh_step<kBesideP>(state, acc_s, p, factor, beside, place, masked);
-    if constexpr (kSumsDk && !kDpBesideP) issue_dp(acc_dp, state.tiles, first, slot, do_at);
+    if constexpr (kSumsDk && !kDpBesideP) issue_dp(acc_dp, state.v, state.tiles, first, slot, do_at);
     if constexpr (kDqBehind) issue_gradient<kDv>(state.sums.dv, p, do_at);  // beside it
     if constexpr (!kSumsDk) {
       release(memory.empty_q(s));
@@ -291,7 +335,7 @@ struct BwdSm90Consumer : BwdSm90Scores<Instance, kPart> {
         take_over(factor, buffer.index);
       }
       Base::template score_gradients<kDqBehind ? 1 : 0>(factor, acc_dp, ds, s);
-      if (!more) release(memory.empty_v());
+      if (!Left<false>::kWhole && !more) release(memory.empty_v());
       if (masked) mask_rounded(ds, tile.work, order().block(place));
       pass_on(ds, buffer);
     }
@@ -351,12 +395,12 @@ struct BwdSm90Consumer : BwdSm90Scores<Instance, kPart> {
     return alibi_slope(args.b.p, work[Work::kBatch], work[Work::kHeadKv] * args.b.p.group + head);
   }
   /// Queues dP, behind the first of a tile's steps V.
-  __device__ __forceinline__ void issue_dp(Scores& acc, uint32_t tiles, bool first,
+  __device__ __forceinline__ void issue_dp(Scores& acc, const Left<false>& v, uint32_t tiles, bool first,
                                            const RingSlot<kConfig.q_stages>& slot, int do_at) const {
-    if (first) ptx::mbarrier_wait(memory.full_v(), tiles & 1);
+    if (kConfig.v_steps == 0 && first) ptx::mbarrier_wait(memory.full_v(), tiles & 1);
     ptx::mbarrier_wait(memory.full_do(slot.index), slot.phase);
     ptx::wgmma_fence();
-    issue_keys_by_queries<kDv>(acc, kConfig.v_at(), do_at);
+    issue_keys_by_queries(acc, v, kConfig.v_at(), do_at);
   }
   /// Queues this consumer's slice of dQ of step number `count`; for -1, before the first, of what shared memory happens
   /// to hold: products under a condition would wait for each other.
@@ -405,11 +449,11 @@ struct BwdSm90Consumer : BwdSm90Scores<Instance, kPart> {
     }
     ptx::mbarrier_wait(memory.empty_dq(w),
                        count & 1);  // the last step's has been read: staging number count + 1
-    if (kConfig.last_writes && writes) {
-      Dq{{args, memory, this->base16}}.deliver(acc, w);
-    } else {
-      Dq::stage(acc, memory.dq(w));
+    const bool delivers = kConfig.last_writes && writes;
+    if constexpr (kConfig.last_writes) {
+      if (delivers) Dq{{args, memory, this->base16}}.deliver(acc, w);
     }
+    if (!delivers) Dq::stage(acc, memory.dq(w));
     ptx::barrier_arrive(kDqStaged + w, kConsumerAndWriter);
   }
   __device__ __forceinline__ static int warpgroup() {
@@ -463,6 +507,7 @@ struct BwdSm90Consumer : BwdSm90Scores<Instance, kPart> {
         if constexpr (kConfig.clocks_apart() > 0) {
           if (consumer == 1) ptx::wait_clocks(kConfig.clocks_apart());
         }
+        keep_keys(state);
         ptx::wgmma_fence();
 #pragma unroll 1
         for (int left = tile.steps; left > 0; --left) {

@@ -14,6 +14,8 @@
 #include "cuda/ptx/tma.cuh"
 #include "cuda/ptx/wgmma.cuh"
 #include "cuda/warp/row_vectors.cuh"
+#include "tile/wgmma_map.hpp"
+#include "tile/wgmma_strips.hpp"
 
 namespace fovea::cuda {
 
@@ -25,31 +27,32 @@ struct BwdSm90Dq : BwdSm90Warpgroup<Instance> {
   static constexpr BwdSm90Config kConfig = Instance::kConfig;
   static constexpr int kM = kConfig.tile_m, kN = kConfig.tile_n(), kD = kConfig.head_dim,
                        kSlice = kConfig.kSlice;
-  static constexpr int kRowBytes = kConfig.kRowBytes, kSlicesAcross = kConfig.strips(kD);
-  static constexpr auto kSwizzle = tile::SwizzleMode::k128;
-  using Slice = float[kSlice / 2];  ///< (64 queries, 64 columns)
+  static constexpr int kSlicesAcross = kConfig.slices_across(),
+                       kColumns = kConfig.slice_columns();  ///< of a slice
+  using Strips = tile::WgmmaStrips<kConfig.k_strip>;        ///< of K
+  using Slice = float[kColumns / 2];                        ///< (64 queries, kColumns)
   /// Bytes: of a fragment, of 16 rows of dq_sum, of a warp's part of a slice.
-  static constexpr int kFragment = 512, kRow16 = kD / 8 * kFragment, kPart = kConfig.kSliceBytes / 4;
+  static constexpr int kFragment = 512, kRow16 = kD / 8 * kFragment, kPart = kConfig.slice_bytes() / 4;
 
   /// acc = (64 queries of dS) (64 columns of K, which lies at k_at), over all keys of the tile.
   __device__ __forceinline__ void issue(Slice& acc, int buffer, int k_at, int slice) const {
-    issue_columns<kSlice>(acc, buffer, k_at, slice / kSlicesAcross * kSlice, slice % kSlicesAcross * kSlice);
+    issue_columns<kColumns>(acc, buffer, k_at, slice / kSlicesAcross * kSlice,
+                            slice % kSlicesAcross * kColumns);
   }
   /// acc = (64 queries of dS, from `row` on) (kColumns columns of K, from `column` on), over all keys of the tile. A descriptor may
   /// begin 64 bytes inside a strip.
-  template <int kColumns>
-  __device__ __forceinline__ void issue_columns(float (&acc)[kColumns / 2], int buffer, int k_at, int row,
+  template <int kWidth>
+  __device__ __forceinline__ void issue_columns(float (&acc)[kWidth / 2], int buffer, int k_at, int row,
                                                 int column) const {
-    const uint64_t a = descriptor(tile::wgmma_k_major(0, kSwizzle),
-                                  kConfig.ds_at() + buffer * kConfig.ds_bytes() + row * kRowBytes);
+    const uint64_t a = descriptor(tile::wgmma_k_major(0, tile::SwizzleMode::k128),
+                                  kConfig.ds_at() + buffer * kConfig.ds_bytes() + row * kConfig.kDsRowBytes);
     const uint64_t b =
-        descriptor(tile::wgmma_mn_major(0, kSwizzle, kN),
-                   k_at + column / kConfig.kStrip * kN * kRowBytes + column % kConfig.kStrip * 2);
-    using Product = ptx::Wgmma<kColumns>;
+        descriptor(tile::wgmma_mn_major(0, Strips::kSwizzle, kN), k_at + Strips::column_at(column, kN));
+    using Product = ptx::Wgmma<kWidth>;
 #pragma unroll
     for (int i = 0; i < kN / 16; ++i) {
-      const uint64_t a_step = a + tile::wgmma_start_step(i / 4 * kM * kRowBytes + i % 4 * 32);
-      const uint64_t b_step = b + tile::wgmma_start_step(i * 16 * kRowBytes);
+      const uint64_t a_step = a + tile::wgmma_start_step(i / 4 * kM * kConfig.kDsRowBytes + i % 4 * 32);
+      const uint64_t b_step = b + tile::wgmma_start_step(i * 16 * Strips::kRowBytes);
       if (i == 0) {
         Product::template ss<T, ptx::WgmmaStart::kZero, ptx::WgmmaMajor::kMN>(acc, a_step, b_step);
       } else {
@@ -64,7 +67,7 @@ struct BwdSm90Dq : BwdSm90Warpgroup<Instance> {
   __device__ __forceinline__ static void stage(const Slice& acc, uint32_t to) {
     const uint32_t at = to + warp() * kPart + lane() * 16;
 #pragma unroll
-    for (int t = 0; t < kSlice / 8; ++t)
+    for (int t = 0; t < kColumns / 8; ++t)
       ptx::st_shared_16(at + t * kFragment,
                         uint4{__float_as_uint(acc[4 * t]), __float_as_uint(acc[4 * t + 1]),
                               __float_as_uint(acc[4 * t + 2]), __float_as_uint(acc[4 * t + 3])});
@@ -73,18 +76,18 @@ struct BwdSm90Dq : BwdSm90Warpgroup<Instance> {
   template <bool kVectors>
   __device__ __forceinline__ void write(const Slice& acc, const BwdSm90Route& route, int slice) const {
     const int row = slice / kSlicesAcross * kSlice + warp() * 16 + lane() / 4,
-              column = slice % kSlicesAcross * kSlice;
+              column = slice % kSlicesAcross * kColumns;
     const bool aligned = (args.b.p.aligned16 & tile::kAlignedDQ) != 0;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const int exist = row + 8 * half < route.rows ? args.b.p.head_dim - column : 0;
       const int64_t at = (row + 8 * half) * args.b.p.dq.row + column;
       if constexpr (kVectors) {
-        store_row_vectors<kSlice>(reinterpret_cast<T*>(route.dq) + at, exist, acc, half, args.b.p.scale,
-                                  lane());
+        store_row_vectors<kColumns>(reinterpret_cast<T*>(route.dq) + at, exist, acc, half, args.b.p.scale,
+                                    lane());
       } else {
-        store_gradient_row<kSlice, T>(route.dq, at, args.b.p.dq_is_f32, aligned, exist, acc, half,
-                                      args.b.p.scale, lane());
+        store_gradient_row<kColumns, T>(route.dq, at, args.b.p.dq_is_f32, aligned, exist, acc, half,
+                                        args.b.p.scale, lane());
       }
     }
   }
@@ -125,7 +128,7 @@ struct BwdSm90Dq : BwdSm90Warpgroup<Instance> {
   }
   __device__ __forceinline__ static void add_inbox(Slice& acc, uint32_t from) {
 #pragma unroll
-    for (int t = 0; t < kSlice / 8; ++t) {
+    for (int t = 0; t < kColumns / 8; ++t) {
       const uint4 x = ptx::ld_shared_16(from + t * kFragment);
       acc[4 * t] += __uint_as_float(x.x), acc[4 * t + 1] += __uint_as_float(x.y);
       acc[4 * t + 2] += __uint_as_float(x.z), acc[4 * t + 3] += __uint_as_float(x.w);
@@ -133,7 +136,7 @@ struct BwdSm90Dq : BwdSm90Warpgroup<Instance> {
   }
   __device__ __forceinline__ static void send(const Slice& acc, uint32_t to) {
 #pragma unroll
-    for (int t = 0; t < kSlice / 8; ++t)
+    for (int t = 0; t < kColumns / 8; ++t)
       ptx::st_cluster_16(to + t * kFragment,
                          uint4{__float_as_uint(acc[4 * t]), __float_as_uint(acc[4 * t + 1]),
                                __float_as_uint(acc[4 * t + 2]), __float_as_uint(acc[4 * t + 3])});

@@ -8,6 +8,7 @@
 #include "cuda/ptx/shared.cuh"
 #include "cuda/ptx/wgmma.cuh"
 #include "tile/wgmma_map.hpp"
+#include "tile/wgmma_strips.hpp"
 
 namespace fovea::cuda {
 
@@ -20,9 +21,9 @@ struct BwdSm90Keys : BwdSm90Warpgroup<Instance> {
   static constexpr BwdSm90Config kConfig = Instance::kConfig;
   static constexpr int kM = kConfig.tile_m, kN = kConfig.tile_n(), kD = kConfig.head_dim,
                        kDv = kConfig.head_dim_v;
-  static constexpr int kRowBytes = kConfig.kRowBytes;
-  static constexpr auto kSwizzle = tile::SwizzleMode::k128;
-  using Scores = float[kM / 2];  ///< (64 keys, kM queries): rows are keys
+  using KStrips = tile::WgmmaStrips<kConfig.k_strip>;
+  using Strips = tile::WgmmaStrips<kConfig.strip>;  ///< of q, v and dO
+  using Scores = float[kM / 2];                     ///< (64 keys, kM queries): rows are keys
 
   /// Which of this lane's pairs of columns, 8 t and 8 t + 1, see its row of this half: bits t and 16 + t. `group`: which 64 of
   /// the tile's keys are this warpgroup's.
@@ -56,7 +57,7 @@ struct BwdSm90Keys : BwdSm90Warpgroup<Instance> {
   }
   /// lse or delta of some of the queries of a step, those of this lane's columns.
   struct Statistics {
-    static constexpr int kQueries = kConfig.dq_behind() ? 16 : 64;  // registers are short
+    static constexpr int kQueries = kConfig.statistics;
     uint2 of[kQueries / 8];
     __device__ __forceinline__ void read(uint32_t from) {
 #pragma unroll

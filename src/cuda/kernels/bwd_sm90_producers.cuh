@@ -11,6 +11,7 @@
 #include "cuda/ptx/mbarrier.cuh"
 #include "cuda/ptx/tma.cuh"
 #include "cuda/warp/alibi_reach.cuh"
+#include "tile/wgmma_strips.hpp"
 
 namespace fovea::cuda {
 
@@ -167,10 +168,11 @@ __device__ __forceinline__ void bwd_sm90_load_keys(const TmaBackwardArgs& args,
     ptx::mbarrier_wait(memory.empty_v(), (keys & 1) ^ 1);
   }
   ptx::mbarrier_arrive_expect(full, kK ? kConfig.k_bytes() : kConfig.v_bytes());
+  using Strips = tile::WgmmaStrips<kK ? kConfig.k_strip : kConfig.strip>;
 #pragma unroll 1
-  for (int c = 0; c < kConfig.parts * kConfig.strips(kK ? kConfig.head_dim : kConfig.head_dim_v); ++c)
-    ptx::tma_load((kK ? memory.k(k.index) : memory.v()) + c * kConfig.tile_n() * kConfig.kRowBytes,
-                  kK ? args.k : args.v, full, c * kConfig.kStrip,
+  for (int c = 0; c < kConfig.parts * Strips::of(kK ? kConfig.head_dim : kConfig.head_dim_v); ++c)
+    ptx::tma_load((kK ? memory.k(k.index) : memory.v()) + c * kConfig.tile_n() * Strips::kRowBytes,
+                  kK ? args.k : args.v, full, c * Strips::kColumns,
                   work[BwdSm90Work::kRowK] + work[BwdSm90Work::kFirstKey], work[BwdSm90Work::kHeadKv], batch);
 }
 
@@ -180,8 +182,9 @@ template <class Instance, bool kQ>
 __device__ __forceinline__ void bwd_sm90_load(const TmaBackwardArgs& args,
                                               const BwdSm90Memory<Instance>& memory) {
   constexpr BwdSm90Config kConfig = Instance::kConfig;
+  using Strips = tile::WgmmaStrips<kConfig.strip>;
   constexpr int kTileM = kConfig.tile_m,
-                kStrips = kConfig.parts * kConfig.strips(kQ ? kConfig.head_dim : kConfig.head_dim_v);
+                kStrips = kConfig.parts * Strips::of(kQ ? kConfig.head_dim : kConfig.head_dim_v);
   constexpr int kBytes = (kQ ? kConfig.q_bytes() : kConfig.do_bytes()) + kConfig.statistics_bytes();
   const BackwardArgs& b = args.b;
   uint32_t step = 0, keys = 0;
@@ -214,7 +217,7 @@ __device__ __forceinline__ void bwd_sm90_load(const TmaBackwardArgs& args,
       ptx::mbarrier_arrive_expect(full, kBytes);
 #pragma unroll
       for (int c = 0; c < kStrips; ++c)
-        ptx::tma_load(to + c * kTileM * kConfig.kRowBytes, kQ ? args.q : args.d_o, full, c * kConfig.kStrip,
+        ptx::tma_load(to + c * kTileM * Strips::kRowBytes, kQ ? args.q : args.d_o, full, c * Strips::kColumns,
                       0, row, head, batch);
       if (step == 0) ptx::wait_for_launches_before();  // statistics are there
       ptx::bulk_load(kQ ? memory.lse(s) : memory.delta(s), statistics, kConfig.statistics_bytes(), full);

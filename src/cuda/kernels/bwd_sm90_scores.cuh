@@ -37,7 +37,7 @@ struct BwdSm90Scores : BwdSm90Keys<Instance> {
   using T = typename Instance::Element;
   using Base = BwdSm90Keys<Instance>;
   using Base::args, Base::memory, Base::descriptor, Base::lane, Base::release, Base::uniform, Base::warp;
-  using Base::kConfig, Base::kM, Base::kN, Base::kD, Base::kDv, Base::kRowBytes, Base::kSwizzle;
+  using Base::kConfig, Base::kM, Base::kN, Base::kD, Base::kDv;
   using Base::mask, Base::read_tile, Base::seen;
   using Work = BwdSm90Work;
   using Scores = typename Base::Scores;
@@ -175,7 +175,7 @@ struct BwdSm90Scores : BwdSm90Keys<Instance> {
     uint32_t pairs[4];
 #pragma unroll
     for (int t = 0; t < kM / 8; ++t) {
-      if (kCopiesPairs && t % 2 == 0) ptx::ldmatrix_x4_trans(pairs, pairs_at + t * 8 * kRowBytes);
+      if (kCopiesPairs && t % 2 == 0) ptx::ldmatrix_x4_trans(pairs, pairs_at + t * 8 * kConfig.kDsRowBytes);
       const float2 base[2] = {lse.at(4 * t, memory.lse(s)), lse.at(4 * t + 2, memory.lse(s))};
       float slope[2][2];
 #pragma unroll
@@ -307,11 +307,11 @@ struct BwdSm90Scores : BwdSm90Keys<Instance> {
   __device__ __forceinline__ void store_ds(const Operand& ds, int buffer) const {
     const uint32_t at = ds_of_lane(buffer);
 #pragma unroll
-    for (int i = 0; i < kM / 16; ++i) ptx::stmatrix_x4_trans(at + i * 16 * kRowBytes, ds[i]);
+    for (int i = 0; i < kM / 16; ++i) ptx::stmatrix_x4_trans(at + i * 16 * kConfig.kDsRowBytes, ds[i]);
   }
   /// Eight keys of a query in a buffer of dS.
   __device__ __forceinline__ static uint32_t ds_chunk(int query, int chunk) {
-    return query * kRowBytes + (chunk ^ query % 8) * 16;
+    return query * kConfig.kDsRowBytes + (chunk ^ query % 8) * 16;
   }
   /// Where the lane reads or writes a row of the warp's first 16 queries.
   __device__ __forceinline__ uint32_t ds_of_lane(int buffer) const {

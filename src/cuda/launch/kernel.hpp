@@ -150,9 +150,11 @@ struct Kernel {
   LastQueriesFirst last_queries_first = LastQueriesFirst::kNever;  ///< backward, one that stays
   bool first_stores =
       false;  ///< backward: where blocks wait, the first to add to a sum of dq stores (BackwardArgs::turn_rows)
-  bool last_writes = false;    ///< backward: adds in a fixed order, and the last block to add writes dq
-  bool chain = false;          ///< backward: the blocks of keys of a head are the CTAs of a cluster
-  bool begins_early = false;   ///< waits itself for the launches before it, which may not have ended
+  bool last_writes = false;   ///< backward: adds in a fixed order, and the last block to add writes dq
+  bool chain = false;         ///< backward: the blocks of keys of a head are the CTAs of a cluster
+  bool begins_early = false;  ///< waits itself for the launches before it, which may not have ended
+  /// Backward by TMA: columns of the boxes of k, and of those of q, v and d_o; kTmaColumns or parts of it.
+  int box_columns_k = kTmaColumns, box_columns = kTmaColumns;
   int tile_m = 0, tile_n = 0;  ///< rows of queries and keys of one tile
   int threads = 0;
   int cluster = 1;          ///< CTAs of a cluster, which take a tile together

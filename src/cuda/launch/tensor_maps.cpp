@@ -5,6 +5,7 @@
 #include <array>
 
 #include "cuda/launch/driver.hpp"
+#include "tile/swizzle.hpp"
 
 namespace fovea::cuda {
 namespace {
@@ -33,10 +34,24 @@ CUtensorMapDataType element_type(DType dtype) {
   return CU_TENSOR_MAP_DATA_TYPE_UINT8;
 }
 
+CUtensorMapSwizzle swizzle_of(int64_t row_bytes) {
+  switch (tile::swizzle_of_rows(static_cast<int>(row_bytes))) {
+    case tile::SwizzleMode::k128:
+      return CU_TENSOR_MAP_SWIZZLE_128B;
+    case tile::SwizzleMode::k64:
+      return CU_TENSOR_MAP_SWIZZLE_64B;
+    case tile::SwizzleMode::k32:
+      return CU_TENSOR_MAP_SWIZZLE_32B;
+    case tile::SwizzleMode::kNone:
+      break;
+  }
+  return CU_TENSOR_MAP_SWIZZLE_NONE;
+}
+
 }  // namespace
 
 CUtensorMap tensor_map(const void* data, DType dtype, std::span<const TmaDimension> dimensions,
-                       const char* kernel, CUtensorMapSwizzle swizzle, CUtensorMapL2promotion promotion) {
+                       const char* kernel, CUtensorMapL2promotion promotion) {
   std::array<cuuint64_t, kMaxDimensions> sizes{};
   std::array<cuuint64_t, kMaxDimensions> strides{};  // without the first, which is 1
   std::array<cuuint32_t, kMaxDimensions> box{}, steps{};
@@ -51,8 +66,8 @@ CUtensorMap tensor_map(const void* data, DType dtype, std::span<const TmaDimensi
   CUtensorMap map;
   const CUresult error = driver().tensor_map_encode_tiled(
       &map, element_type(dtype), static_cast<cuuint32_t>(dimensions.size()), const_cast<void*>(data),
-      sizes.data(), strides.data(), box.data(), steps.data(), CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle,
-      promotion, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+      sizes.data(), strides.data(), box.data(), steps.data(), CU_TENSOR_MAP_INTERLEAVE_NONE,
+      swizzle_of(dimensions[0].box * size_of(dtype)), promotion, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   if (error != CUDA_SUCCESS) throw_cuda(std::string(kernel) + " (cuTensorMapEncodeTiled)", error);
   return map;
 }
@@ -76,8 +91,7 @@ CUtensorMap map_of_queries(const tile::RowsView& rows, DType dtype, const tile::
 }
 
 CUtensorMap map_of_keys(const tile::RowsView& rows, DType dtype, const tile::AttentionParams& p, int columns,
-                        int box_columns, int box_rows, const char* kernel, CUtensorMapL2promotion promotion,
-                        CUtensorMapSwizzle swizzle) {
+                        int box_columns, int box_rows, const char* kernel, CUtensorMapL2promotion promotion) {
   const bool packed = p.cu_seqlens_k != nullptr, paged = p.page_table.data != nullptr;
   const int64_t length = packed ? p.total_k : (paged ? p.cache_rows.value : p.seqlen_k);
   const int64_t sequences = packed ? 1 : (paged || p.cache_batch != nullptr ? p.caches : p.batch);
@@ -86,7 +100,7 @@ CUtensorMap map_of_keys(const tile::RowsView& rows, DType dtype, const tile::Att
                                                  {length, rows.row, box_rows},
                                                  {p.heads_kv, rows.head, 1},
                                                  {sequences, rows.batch, 1}}},
-                    kernel, swizzle, promotion);
+                    kernel, promotion);
 }
 
 }  // namespace fovea::cuda

@@ -51,10 +51,10 @@ void bind_backward(const LaunchInput<BackwardLayout>& launch, void* to) {
     k = bf16x3_rows(all.b.bf16x3_k, p.heads_kv, p.seqlen_k, columns);
     v = bf16x3_rows(all.b.bf16x3_v, p.heads_kv, p.seqlen_k, columns);
   }
-  all.q = map_of_queries(q, dtype, p, columns, 1, kTmaColumns, kernel.tile_m, kernel.name);
-  all.d_o = map_of_queries(d_o, dtype, p, columns_v, 1, kTmaColumns, kernel.tile_m, kernel.name);
-  all.k = map_of_keys(k, dtype, p, columns, kTmaColumns, kernel.tile_n, kernel.name);
-  all.v = map_of_keys(v, dtype, p, columns_v, kTmaColumns, kernel.tile_n, kernel.name);
+  all.q = map_of_queries(q, dtype, p, columns, 1, kernel.box_columns, kernel.tile_m, kernel.name);
+  all.d_o = map_of_queries(d_o, dtype, p, columns_v, 1, kernel.box_columns, kernel.tile_m, kernel.name);
+  all.k = map_of_keys(k, dtype, p, columns, kernel.box_columns_k, kernel.tile_n, kernel.name);
+  all.v = map_of_keys(v, dtype, p, columns_v, kernel.box_columns, kernel.tile_n, kernel.name);
   all.scale_log2 = (p.softcap > 0 ? p.softcap : p.scale) * tile::kLog2e;
   if (p.softcap > 0) all.cap_scale_log2 = 2 * tile::kLog2e * p.scale / p.softcap;
   if (all.b.adds_dbias) bind_dbias(launch, all.dbias);

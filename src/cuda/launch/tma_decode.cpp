@@ -20,12 +20,10 @@ void bind_decode(const LaunchInput<ForwardLayout>& launch, void* to) {
   all.log2_boxes = std::countr_zero(static_cast<unsigned>(kernel.tile_n / all.box_keys));
   // Rows of one byte an element: shorter than 128 bytes at head size 64, and then in their own swizzle (tile::ByteStrips).
   const int strip = std::min(kernel.head_dim, kTmaRowBytes);
-  const CUtensorMapSwizzle swizzle =
-      strip == kTmaRowBytes ? CU_TENSOR_MAP_SWIZZLE_128B : CU_TENSOR_MAP_SWIZZLE_64B;
   const auto map = [&](const tile::RowsView& rows, int columns) {
     // Each strip is read once: pieces of 256 bytes would be asked for twice (tma_forward.cpp).
     return map_of_keys(rows, DType::kE4M3, p, columns, strip, all.box_keys, kernel.name,
-                       CU_TENSOR_MAP_L2_PROMOTION_L2_128B, swizzle);
+                       CU_TENSOR_MAP_L2_PROMOTION_L2_128B);
   };
   all.k = map(p.k, p.head_dim);
   all.v = map(p.v, p.head_dim_v);
