@@ -33,19 +33,22 @@
 //   bwd_sm90_consumer.cuh   the products and the mainloop
 //   bwd_sm90_scores.cuh     what is done element by element
 //   bwd_sm90_keys.cuh       tiles, statistics and masks, which consumers of bwd_sm90_bf16x3 share
-//   bwd_sm90_dq.cuh         dQ in slices of 64 queries x 64 columns
+//   bwd_sm90_dq.cuh         dQ in slices of 64 queries x 64 columns, or of half of the columns
 //   bwd_sm90_chain.cuh      the way of dQ through a cluster
 // Shared memory (bwd_sm90_config.cuh)
 //   K (twice where it fits: the next tile's arrives while dQ of the last step is computed), V; Q, dO two stages; all in
-//   strips of 64 columns, rows of 128 bytes, swizzled as TMA's and wgmma's 128-byte mode. dS (queries, keys), two
-//   buffers of a strip for each 64 keys; P passes through them. Staged dQ, float32. lse_log2 and delta of each stage.
+//   strips of 64 columns, rows of 128 bytes, swizzled as TMA's and wgmma's 128-byte mode (at D = 96 K in strips of 16, the others of
+//   32, in the modes of their rows). dS (queries, keys), two buffers of a strip for each 64 keys; P passes through them. Staged dQ, float32. lse_log2 and delta of each stage.
 // Registers of a consumer's thread
 //   both: acc_dk D / 2, acc_dv Dv / 2, acc_s and acc_dp kTileM / 2 each (64 + 64 + 32 + 32 of 232 at D = 128)
 //         at D = 192, Dv = 128 sums 160, and S, dP or dQ 48 at most, of 240
 //   one:  D / 2 and kTileM / 2 (128 + 32 of 208 at D = 256)
+//   K and V, as far as they are kept, 4 for 16 columns: 20 and 24 at D = 96, 48 at D = 192, 8 at D = 256
 // Bytes that shared memory moves a step, against 128 B a clock of the five products' time:
 //   D = 128: S 64, dP 64, dQ 64, dV 32, dK 32, dS written 16, dQ staged and read 64, Q and dO arriving 32 KB: 368 of 320.
-//   D = 256: S 64, dP 64, dQ 64, dV 32, dK 32, P and dS 24, Q and dO arriving 64 KB: 344 of 320; dQ leaves through L1, 64.
+//   D = 96:  S 28, dP 24, dQ 56, dV 24, dK 24, dS written 16, dQ staged and read 48, Q and dO arriving 24 KB: 244 of 240.
+//   D = 192: S 24, dP 24, dQ 48, dV 24, dK 24, P and dS 24, Q and dO arriving 48 KB: 216 of 240; dQ leaves through L1, 48.
+//   D = 256: S 60, dP 60, dQ 64, dV 32, dK 32, P and dS 24, Q and dO arriving 64 KB: 336 of 320; dQ leaves through L1, 64.
 // Barriers                                                                    who arrives -> who waits
 //   full_work[t] empty_work[t]  the tile is planned, or has been read             a loader, or the planner -> all, and back
 //   loaded                      all of the tile has been asked for                loader -> planner
