@@ -30,6 +30,7 @@ struct BwdSm90Dq : BwdSm90Warpgroup<Instance> {
   static constexpr int kSlicesAcross = kConfig.slices_across(),
                        kColumns = kConfig.slice_columns();  ///< of a slice
   using Strips = tile::WgmmaStrips<kConfig.k_strip>;        ///< of K
+  using DsStrips = tile::WgmmaStrips<64>;                   ///< of dS, whose columns are keys
   using Slice = float[kColumns / 2];                        ///< (64 queries, kColumns)
   /// Bytes: of a fragment, of 16 rows of dq_sum, of a warp's part of a slice.
   static constexpr int kFragment = 512, kRow16 = kD / 8 * kFragment, kPart = kConfig.slice_bytes() / 4;
@@ -44,14 +45,14 @@ struct BwdSm90Dq : BwdSm90Warpgroup<Instance> {
   template <int kWidth>
   __device__ __forceinline__ void issue_columns(float (&acc)[kWidth / 2], int buffer, int k_at, int row,
                                                 int column) const {
-    const uint64_t a = descriptor(tile::wgmma_k_major(0, tile::SwizzleMode::k128),
+    const uint64_t a = descriptor(tile::wgmma_k_major(0, DsStrips::kSwizzle),
                                   kConfig.ds_at() + buffer * kConfig.ds_bytes() + row * kConfig.kDsRowBytes);
     const uint64_t b =
         descriptor(tile::wgmma_mn_major(0, Strips::kSwizzle, kN), k_at + Strips::column_at(column, kN));
     using Product = ptx::Wgmma<kWidth>;
 #pragma unroll
     for (int i = 0; i < kN / 16; ++i) {
-      const uint64_t a_step = a + tile::wgmma_start_step(i / 4 * kM * kConfig.kDsRowBytes + i % 4 * 32);
+      const uint64_t a_step = a + tile::wgmma_start_step(DsStrips::column_at(16 * i, kM));
       const uint64_t b_step = b + tile::wgmma_start_step(i * 16 * Strips::kRowBytes);
       if (i == 0) {
         Product::template ss<T, ptx::WgmmaStart::kZero, ptx::WgmmaMajor::kMN>(acc, a_step, b_step);

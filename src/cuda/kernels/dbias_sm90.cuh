@@ -7,6 +7,7 @@
 #include "cuda/ptx/tma.cuh"
 #include "cuda/ptx/wgmma.cuh"
 #include "tile/wgmma_map.hpp"
+#include "tile/wgmma_strips.hpp"
 
 namespace fovea::cuda {
 
@@ -15,7 +16,7 @@ template <class Instance>
 struct DBiasWgmma {
   using T = typename Instance::Element;
   static constexpr DBiasConfig kConfig = Instance::kConfig;
-  static constexpr auto kSwizzle = tile::SwizzleMode::k128;
+  using Strips = tile::WgmmaStrips<64>;
   using Scores = float[kConfig.kTileN / 2];
 
   static __device__ __forceinline__ void copies_are_there() { ptx::async_proxy_fence(); }
@@ -23,15 +24,15 @@ struct DBiasWgmma {
     const int warpgroup = __shfl_sync(~0u, static_cast<int>(ptx::thread_index()) / 128, 0),
               base16 = __shfl_sync(~0u, static_cast<int>(base / 16), 0);
     const auto descriptor = [&](int offset) {
-      return tile::wgmma_k_major(0, kSwizzle).encode_from(base16 + offset / 16);
+      return tile::wgmma_k_major(0, Strips::kSwizzle).encode_from(base16 + offset / 16);
     };
     const uint64_t a = descriptor(x_at + warpgroup * 64 * kConfig.kRowBytes), b = descriptor(y_at);
     ptx::wgmma_fence();
     using Product = ptx::Wgmma<kConfig.kTileN>;
 #pragma unroll
     for (int i = 0; i < kConfig.head_dim / 16; ++i) {
-      const uint64_t x = a + tile::wgmma_start_step(i / 4 * kConfig.tile_m * kConfig.kRowBytes + i % 4 * 32);
-      const uint64_t y = b + tile::wgmma_start_step(i / 4 * kConfig.kTileN * kConfig.kRowBytes + i % 4 * 32);
+      const uint64_t x = a + tile::wgmma_start_step(Strips::column_at(16 * i, kConfig.tile_m));
+      const uint64_t y = b + tile::wgmma_start_step(Strips::column_at(16 * i, kConfig.kTileN));
       if (i == 0) {
         Product::template ss<T, ptx::WgmmaStart::kZero, ptx::WgmmaMajor::kK>(scores, x, y);
       } else {
