@@ -13,7 +13,7 @@ template <int kColumns>
 struct ByteStrips {
   static constexpr int kStripColumns = kColumns < 128 ? kColumns : 128,
                        kStripChunks = kStripColumns / kChunkBytes;
-  static constexpr SwizzleMode kMode = kStripColumns == 128 ? SwizzleMode::k128 : SwizzleMode::k64;
+  static constexpr SwizzleMode kMode = swizzle_of_rows(kStripColumns);
   static_assert(kStripColumns == swizzle_row_bytes(kMode) && kColumns % kStripColumns == 0);
   static constexpr int kChunks = kColumns / kChunkBytes;
   /// Rows that a warp copies at once, a chunk a lane.

@@ -1,4 +1,4 @@
-// dQ = dS K of a step of bwd_sm90, in slices of 64 queries x 64 columns, and its way to dq_sum. Where consumers have the
+// dQ = dS K of a step of bwd_sm90, in slices of 64 queries x slice_columns(), and its way to dq_sum. Where consumers have the
 // registers each computes one slice; else a warpgroup of its own computes them all, one after the other.
 #pragma once
 
@@ -35,12 +35,12 @@ struct BwdSm90Dq : BwdSm90Warpgroup<Instance> {
   /// Bytes: of a fragment, of 16 rows of dq_sum, of a warp's part of a slice.
   static constexpr int kFragment = 512, kRow16 = kD / 8 * kFragment, kPart = kConfig.slice_bytes() / 4;
 
-  /// acc = (64 queries of dS) (64 columns of K, which lies at k_at), over all keys of the tile.
+  /// acc = (64 queries of dS) (the slice's columns of K, which lies at k_at), over all keys of the tile.
   __device__ __forceinline__ void issue(Slice& acc, int buffer, int k_at, int slice) const {
     issue_columns<kColumns>(acc, buffer, k_at, slice / kSlicesAcross * kSlice,
                             slice % kSlicesAcross * kColumns);
   }
-  /// acc = (64 queries of dS, from `row` on) (kColumns columns of K, from `column` on), over all keys of the tile. A descriptor may
+  /// acc = (64 queries of dS, from `row` on) (kWidth columns of K, from `column` on), over all keys of the tile. A descriptor may
   /// begin 64 bytes inside a strip.
   template <int kWidth>
   __device__ __forceinline__ void issue_columns(float (&acc)[kWidth / 2], int buffer, int k_at, int row,
