@@ -462,6 +462,36 @@ class Cycles(unittest.TestCase):
         self.assertIn("expected NAME=PATH of a library that exists", done.stderr)
 
 
+class Power(unittest.TestCase):
+    """bench/gpu/power.py without PyTorch."""
+
+    def test_usage(self):
+        with tempfile.NamedTemporaryFile(suffix=".so") as library:
+            lib = f"--lib=now={library.name}"
+            for arguments, text in ((["--lib=x=none.so", "--shape=bf16,bwd,b1,s64,h1,d64"], "expected NAME=PATH of a library that exists"),
+                                    ([lib, "--shape=bf16,bwx"], "power.py: shape: got 'bwx'"),
+                                    ([lib, "--shape=bf16,bwd", "--contenders=ours"], "got 'ours', expected one of fa2"),
+                                    ([lib], "required: --shape")):  # fmt: skip
+                done = run("power.py", *arguments)
+                self.assertNotEqual(done.returncode, 0, arguments)
+                self.assertIn(text, done.stderr)
+
+    def test_without_pytorch(self):
+        with tempfile.TemporaryDirectory() as folder:
+            (pathlib.Path(folder) / "torch.py").write_text("raise ImportError")
+            done = run("power.py", f"--lib=now={__file__}", "--shape=bf16,bwd,b1,s64,h1,d64", env={"PYTHONPATH": folder, "PATH": "/usr/bin:/bin"})
+        self.assertEqual(done.returncode, 1)
+        self.assertIn("power.py: PyTorch is not installed", done.stderr)
+
+    def test_line(self):
+        code = (f"import sys; sys.path[:0] = ['{BENCH}', '{BENCH.parent}']; import power; from shapes import parse; s = parse('bf16,bwd,b1,s64,h1,d64');"
+                "print(power.line_of(s, 'a', {'ms': 2.5, 'sm_mhz': 1700.0, 'power_w': 700.0, 'mj': 1750.0, 'ms_after_a_pause': 2.25}));"
+                "print(power.line_of(s, 'b', {'failed': 'wrong: dq'}))")  # fmt: skip
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+        self.assertIn("2.500 ms at 1700 MHz and 700 W, 1750 mJ; 2.250 ms after a pause", done.stdout)
+        self.assertIn("-  wrong: dq", done.stdout)
+
+
 class LadderPeers(unittest.TestCase):
     """bench/gpu/ladder_peers.py without PyTorch; with one, its peers on the tensors of a CPU."""
 

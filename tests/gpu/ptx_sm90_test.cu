@@ -735,6 +735,37 @@ TEST(PtxSm90, LargerOfPairs) {
   expect_maxima<__nv_bfloat16>();
 }
 
+__global__ void products(const uint32_t* a, const uint32_t* b, uint32_t* c) {
+  c[threadIdx.x] = ptx::multiply_bf16_pairs(a[threadIdx.x], b[threadIdx.x]);
+}
+TEST(PtxSm90, ProductsOfPairs) {
+  FOVEA_SKIP_WITHOUT_HOPPER();
+  using T = __nv_bfloat16;
+  const float inf = INFINITY;
+  // 1 + 2^-7 squared lies between two numbers, 0.01 of their distance above the lower; 1.5 times it half way, and goes to the even one.
+  const DeviceArray<uint32_t> a(
+      {pair_of<T>(3, -2), pair_of<T>(1.0078125f, 1.0078125f), pair_of<T>(inf, 3e38f), pair_of<T>(1e-38f, 0)}),
+      b({pair_of<T>(0.5f, 7), pair_of<T>(1.0078125f, 1.5f), pair_of<T>(-1, 2), pair_of<T>(0.25f, -5)});
+  DeviceArray<uint32_t> c(4);
+  products<<<1, 4>>>(a.data(), b.data(), c.data());
+  EXPECT_EQ(c.values(), (std::vector<uint32_t>{
+                            pair_of<T>(1.5f, -14), pair_of<T>(1.015625f, 1.515625f), pair_of<T>(-inf, inf),
+                            pair_of<T>(0.25f * __bfloat162float(__float2bfloat16(1e-38f)), -0.0f)}));
+}
+
+__global__ void not_zero(const uint32_t* a, uint32_t* out) {
+  out[threadIdx.x] = ptx::bf16_pairs_not_zero(a[threadIdx.x]);
+}
+TEST(PtxSm90, PairsThatAreNotZero) {
+  FOVEA_SKIP_WITHOUT_HOPPER();
+  using T = __nv_bfloat16;
+  const DeviceArray<uint32_t> a(
+      {pair_of<T>(0, -0.0f), pair_of<T>(1, 0), pair_of<T>(0, -1e-39f), pair_of<T>(NAN, INFINITY)});
+  DeviceArray<uint32_t> out(4);
+  not_zero<<<1, 4>>>(a.data(), out.data());
+  EXPECT_EQ(out.values(), (std::vector<uint32_t>{0u, 0xffffu, 0xffff0000u, ~0u}));
+}
+
 __global__ void masks(const uint32_t* signs, uint32_t* out) {
   out[threadIdx.x] = ptx::halves_by_signs(signs[threadIdx.x]);
 }

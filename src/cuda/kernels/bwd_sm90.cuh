@@ -43,9 +43,9 @@
 //   both: acc_dk D / 2, acc_dv Dv / 2, acc_s and acc_dp kTileM / 2 each (64 + 64 + 32 + 32 of 232 at D = 128)
 //         at D = 192, Dv = 128 sums 160, and S, dP or dQ 48 at most, of 240
 //   one:  D / 2 and kTileM / 2 (128 + 32 of 208 at D = 256)
-//   K and V, as far as they are kept, 4 for 16 columns: 20 and 24 at D = 96, 48 at D = 192, 8 at D = 256
+//   K and V, as far as they are kept, 4 for 16 columns: 20 and 24 at D = 96, 12 of K at D = 128, 48 at D = 192, 8 at D = 256
 // Bytes that shared memory moves a step, against 128 B a clock of the five products' time:
-//   D = 128: S 64, dP 64, dQ 64, dV 32, dK 32, dS written 16, dQ staged and read 64, Q and dO arriving 32 KB: 368 of 320.
+//   D = 128: S 52, dP 64, dQ 64, dV 32, dK 32, dS written 16, dQ staged and read 64, Q and dO arriving 32 KB: 356 of 320 (float16 368).
 //   D = 96:  S 28, dP 24, dQ 56, dV 24, dK 24, dS written 16, dQ staged and read 48, Q and dO arriving 24 KB: 244 of 240.
 //   D = 192: S 24, dP 24, dQ 48, dV 24, dK 24, P and dS 24, Q and dO arriving 48 KB: 216 of 240; dQ leaves through L1, 48.
 //   D = 256: S 60, dP 60, dQ 64, dV 32, dK 32, P and dS 24, Q and dO arriving 64 KB: 336 of 320; dQ leaves through L1, 64.

@@ -4,6 +4,7 @@
 
 #include <cmath>
 #include <cstdint>
+#include <type_traits>
 
 #include "cuda/kernels/bwd_sm90_config.cuh"
 #include "cuda/kernels/bwd_sm90_keys.cuh"
@@ -58,6 +59,11 @@ struct BwdSm90Scores : BwdSm90Keys<Instance> {
   /// Whether dP is computed while P is: with 128 queries terms have no registers for both.
   static constexpr bool kDpBesideP =
       kSumsDk && !kConfig.dp_behind_p && !kDqBehind && !(kHasTerm && kM == 128);
+  /// Whether dS is the product of two numbers of 16 bits, P as dV has it and dP - delta: two elements an instruction, and nobody unpacks P. Its
+  /// error grows by a seventh (three roundings for two). float16 does not reach far enough: dP - delta may overflow where P is 0. With one
+  /// gradient a consumer it gains nothing, and with a score of the user's registers run out earlier.
+  static constexpr bool kMultipliesPairs =
+      std::is_same_v<T, __nv_bfloat16> && kDqLate && !kConfig.dropout && !Expression::kHasScore;
   int consumer;  ///< 0 or 1; uniform
 
   /// Which 64 of the tile's keys are its own.
@@ -269,21 +275,35 @@ struct BwdSm90Scores : BwdSm90Keys<Instance> {
     if constexpr (!kEarly) delta.read(memory.delta(s));
 #pragma unroll
     for (int i = 0; i < kM / 2; i += 2) {
-      const float2 weight = unpack<T>(factor[i / 8][i % 8 / 2]), base = delta.at(i, memory.delta(s));
-      float2 d_score;
-      if constexpr (kConfig.dropout) {
-        const float keep = args.b.p.dropout_keep_scale;
-        d_score = {fabsf(weight.x) * fmaf(zero_where_negative(weight.x, dp[i]), keep, -base.x),
-                   fabsf(weight.y) * fmaf(zero_where_negative(weight.y, dp[i + 1]), keep, -base.y)};
+      const uint32_t weights = factor[i / 8][i % 8 / 2];
+      const float2 base = delta.at(i, memory.delta(s));
+      if constexpr (kMultipliesPairs) {
+        uint32_t& d_scores = ds[i / 8][i % 8 / 2];
+        d_scores = ptx::multiply_bf16_pairs(weights, pack<T>(dp[i] - base.x, dp[i + 1] - base.y));
+        if constexpr (Expression::kHasSees)  // the pair may be excluded, and its dP anything
+          d_scores &= ptx::bf16_pairs_not_zero(weights);
       } else {
-        d_score = {weight.x * (dp[i] - base.x), weight.y * (dp[i + 1] - base.y)};
+        ds[i / 8][i % 8 / 2] = score_gradients_of_pair(weights, {dp[i], dp[i + 1]}, base);
       }
-      if constexpr (kConfig.expression) {  // it may have excluded the pair, whose dP may be anything
-        if (weight.x == 0) d_score.x = 0;
-        if (weight.y == 0) d_score.y = 0;
-      }
-      ds[i / 8][i % 8 / 2] = pack<T>(d_score.x, d_score.y);
     }
+  }
+  /// The same of two elements, in float32.
+  __device__ __forceinline__ uint32_t score_gradients_of_pair(uint32_t weights, float2 dp,
+                                                              float2 delta) const {
+    const float2 weight = unpack<T>(weights);
+    float2 d_score;
+    if constexpr (kConfig.dropout) {
+      const float keep = args.b.p.dropout_keep_scale;
+      d_score = {fabsf(weight.x) * fmaf(zero_where_negative(weight.x, dp.x), keep, -delta.x),
+                 fabsf(weight.y) * fmaf(zero_where_negative(weight.y, dp.y), keep, -delta.y)};
+    } else {
+      d_score = {weight.x * (dp.x - delta.x), weight.y * (dp.y - delta.y)};
+    }
+    if constexpr (kConfig.expression) {  // as above, also by its score
+      if (weight.x == 0) d_score.x = 0;
+      if (weight.y == 0) d_score.y = 0;
+    }
+    return pack<T>(d_score.x, d_score.y);
   }
   /// The factor of dS from the consumer that sums dV to the one that sums dK, whose threads hold the same keys and queries:
   /// through the buffer that dS of the step will take.

@@ -1,5 +1,5 @@
 // Arithmetic on two 16-bit floats in a register (PTX ISA "Half Precision Floating Point Instructions"; sm_80 for the
-// maximum), and their masks ("Data Movement and Conversion Instructions: prmt").
+// maximum, sm_90 for products of bfloat16), and their masks ("Data Movement and Conversion Instructions: prmt").
 #pragma once
 
 #include <cuda_bf16.h>
@@ -21,6 +21,20 @@ __device__ __forceinline__ uint32_t max_pair(uint32_t a, uint32_t b) {
     asm("max.bf16x2 %0, %1, %2;" : "=r"(c) : "r"(a), "r"(b));
   }
   return c;
+}
+
+/// The product of each pair of bfloat16, rounded to nearest even.
+__device__ __forceinline__ uint32_t multiply_bf16_pairs(uint32_t a, uint32_t b) {
+  uint32_t c;
+  asm("mul.rn.bf16x2 %0, %1, %2;" : "=r"(c) : "r"(a), "r"(b));
+  return c;
+}
+
+/// A mask of two halves: all bits of those where a bfloat16 is not zero, or NaN.
+__device__ __forceinline__ uint32_t bf16_pairs_not_zero(uint32_t a) {
+  uint32_t mask;
+  asm("set.neu.u32.bf16x2 %0, %1, %2;" : "=r"(mask) : "r"(a), "r"(0));
+  return mask;
 }
 
 /// A mask of two halves: bit 15 of `signs` fills the low one, bit 31 the high one.

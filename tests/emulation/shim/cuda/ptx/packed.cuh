@@ -19,6 +19,15 @@ inline uint32_t max_pair(uint32_t a, uint32_t b) {
   return c;
 }
 
+inline uint32_t multiply_bf16_pairs(uint32_t a, uint32_t b) {
+  const auto x = fovea_bits_of<__nv_bfloat162>(a), y = fovea_bits_of<__nv_bfloat162>(b);
+  return fovea_bits_of<uint32_t>(__nv_bfloat162{float{x.x} * float{y.x}, float{x.y} * float{y.y}});
+}
+
+inline uint32_t bf16_pairs_not_zero(uint32_t a) {
+  return ((a & 0x7fff) != 0 ? 0x0000ffffu : 0) | ((a & 0x7fff0000) != 0 ? 0xffff0000u : 0);
+}
+
 inline uint32_t halves_by_signs(uint32_t signs) {
   return ((signs >> 15 & 1) != 0 ? 0x0000ffffu : 0) | ((signs >> 31) != 0 ? 0xffff0000u : 0);
 }
