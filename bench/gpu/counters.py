@@ -14,7 +14,6 @@ from __future__ import annotations
 import argparse
 import datetime
 import json
-import os
 import re
 import shutil
 import subprocess
@@ -176,9 +175,7 @@ def profile_ladder(args: argparse.Namespace) -> dict[str, Any]:
 def write_ladder(result: dict[str, Any], where: str) -> None:
     name = re.sub(r"[^a-z0-9]+", "_", result["gpu"].split(",")[0].lower()).strip("_")
     path = HERE.parent / "results" / f"ladder_profile_{name}.json" if where == "auto" else Path(where)
-    partial = path.with_suffix(".partial")
-    partial.write_text(tables.dump(result))
-    os.replace(partial, path)  # a run that is cut short leaves the old file whole
+    tables.write_whole(path, tables.dump(result))
     print(f"wrote {path}")
 
 

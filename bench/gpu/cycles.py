@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import datetime
 import json
-import os
 import re
 import subprocess
 import sys
@@ -21,9 +20,19 @@ from pathlib import Path
 from typing import Any
 
 from counters import HERE, RUN, Failed, find_tools, profile, runs_of
+from tables import write_whole
 
 TITLE = re.compile(r"(.+), ours(?::(.+?))? \(")
 METRIC = "sm__cycles_elapsed.max of Nsight Compute, clocks as they are"
+
+
+def named_libraries(parser: argparse.ArgumentParser, texts: list[str]) -> dict[str, Path]:
+    """What --lib names, NAME=PATH each; ends the program where that is no library."""
+    libraries = dict(text.partition("=")[::2] for text in texts)
+    for name, path in libraries.items():
+        if not name or not Path(path).is_file():
+            parser.error(f"--lib: got '{name}={path}', expected NAME=PATH of a library that exists")
+    return {name: Path(path) for name, path in libraries.items()}
 
 
 def cycles_of(ncu: str, library: Path, arguments: list[str]) -> dict[str, dict[str, int]]:
@@ -74,16 +83,13 @@ def main() -> int:
         at = own.index("--")
         own, behind = own[:at], own[at + 1 :]
     args = parser.parse_args(own)
-    libraries = dict(text.partition("=")[::2] for text in args.lib)
-    for name, path in libraries.items():
-        if not name or not Path(path).is_file():
-            parser.error(f"--lib: got '{name}={path}', expected NAME=PATH of a library that exists")
+    libraries = named_libraries(parser, args.lib)
     result: dict[str, Any] = {"gpu": "", "date": "", "metric": METRIC, "command": "", "variants": {}}
     if args.json is not None and args.json.is_file():
         result |= json.loads(args.json.read_text(encoding="utf-8"))
     ncu = find_tools(args.ncu)
     try:
-        measured = {name: cycles_of(ncu, Path(path), behind) for name, path in libraries.items()}
+        measured = {name: cycles_of(ncu, path, behind) for name, path in libraries.items()}
     except (Failed, ValueError) as error:
         sys.exit(f"cycles.py: {error}")
     print("\n".join(table(measured)))
@@ -94,9 +100,7 @@ def main() -> int:
                 kept[kernel] = kept.get(kernel, {}) | counts
         result |= {"gpu": about_gpu(), "date": datetime.date.today().isoformat(),
                    "command": "python3 bench/gpu/cycles.py --lib NAME=PATH -- " + " ".join(behind)}  # fmt: skip
-        partial = args.json.with_suffix(".partial")
-        partial.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
-        os.replace(partial, args.json)  # a run that is cut short leaves the old file whole
+        write_whole(args.json, json.dumps(result, indent=1) + "\n")
     return 0
 
 

@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import datetime
 import json
-import os
 import sys
 import time
 from pathlib import Path
@@ -21,8 +20,10 @@ from statistics import fmean
 from typing import Any
 
 import compare
+from cycles import named_libraries
 from device import Gpu
 from shapes import Shape, parse
+from tables import write_whole
 
 PAUSE, PAUSES, ROUNDS = 0.12, 4, 2
 
@@ -123,10 +124,7 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=1.0, help="of a contender's turn (1); each has two")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures; other shapes of FILE are kept")
     args = parser.parse_args()
-    paths = dict(text.partition("=")[::2] for text in args.lib)
-    for name, path in paths.items():
-        if not name or not Path(path).is_file():
-            parser.error(f"--lib: got '{name}={path}', expected NAME=PATH of a library that exists")
+    paths = named_libraries(parser, args.lib)
     try:
         shapes = [parse(text) for text in args.shape]
     except ValueError as error:
@@ -144,7 +142,7 @@ def main() -> int:
     gpu = Gpu(0, str(properties.uuid) if hasattr(properties, "uuid") else None)
     if not {"sm_mhz", "power_w"} <= gpu.reading().keys():
         sys.exit("power.py: neither NVML nor nvidia-smi tells this GPU's clock and power")
-    libraries = {name: Library(Path(path).resolve()) for name, path in paths.items()}
+    libraries = {name: Library(path.resolve()) for name, path in paths.items()}
     result: dict[str, Any] = {"shapes": {}}
     if args.json is not None and args.json.is_file():
         result |= json.loads(args.json.read_text(encoding="utf-8"))
@@ -156,9 +154,7 @@ def main() -> int:
             print(line_of(shape, name, entry), flush=True)
     if args.json is not None:
         result |= {"gpu": gpu.about(), "date": datetime.date.today().isoformat(), "software": compare.about_software(None)}
-        partial = args.json.with_suffix(".partial")
-        partial.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
-        os.replace(partial, args.json)  # a run that is cut short leaves the old file whole
+        write_whole(args.json, json.dumps(result, indent=1) + "\n")
     return 0
 
 

@@ -1,9 +1,10 @@
-"""Statistics of times, tables of ratios, and the file of results of compare.py. Needs no GPU."""
+"""Statistics of times, tables of ratios, and files of results. Needs no GPU."""
 
 from __future__ import annotations
 
 import json
 import math
+import os
 import statistics
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -226,6 +227,13 @@ def failures(results: dict[str, Any]) -> list[str]:
         f"{name}: {reason} ({rows[0]}" + (f" and {len(rows) - 1} more)" if len(rows) > 1 else ")")
         for (name, reason), rows in lines.items()
     ]
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Writes a file so that a run that is cut short leaves the old one whole."""
+    partial = path.with_suffix(".partial")
+    partial.write_text(text, encoding="utf-8")
+    os.replace(partial, path)
 
 
 def merged(old: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
