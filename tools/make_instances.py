@@ -43,7 +43,7 @@ TERMS_HEADER = pathlib.Path(__file__).resolve().parents[1] / "src/cuda/launch/te
 TERM = {name: f"kTerm{Name}" for Name, name in re.findall(r"X\((\w+), (\w+), \"", TERMS_HEADER.read_text(encoding="utf-8"))}
 
 FAMILY_KEYS = {"header", "kind", "backend", "entry", "config", "fields", "threads", "cluster", "ctas_per_sm", "shared_bytes", "tile_m", "tile_n",
-               "value_slice", "grid", "args", "tma", "persistent", "group_divides", "bf16x3", "e4m3_keys", "e4m3_queries", "e4m3_operands", "pages", "one_piece", "copies_pieces", "multiplies_qv", "values_in_keys", "stream_k", "splits_in_cluster", "seen_blocks", "alibi_norms", "writes_dq", "dk_alone", "adds_dbias", "any_order", "last_queries_first", "first_stores", "last_writes", "chain", "begins_early", "box_columns_k", "box_columns", "can_split",
+               "value_slice", "grid", "args", "tma", "persistent", "group_divides", "bf16x3", "e4m3_keys", "e4m3_queries", "e4m3_operands", "pages", "one_piece", "copies_pieces", "multiplies_qv", "values_in_keys", "stream_k", "splits_in_cluster", "seen_blocks", "alibi_norms", "writes_dq", "dk_alone", "adds_dbias", "any_order", "last_queries_first", "first_stores", "fixed_order", "last_writes", "chain", "begins_early", "box_columns_k", "box_columns", "can_split",
                "can_pack", "aligned_only",
                "oldest", "specific", "code_paths", "sass", "library", "instances"}
 INSTANCE_KEYS = {"dtypes", "head_dim", "head_dim_v", "variant", "terms", "min_capability", "max_capability", "min_keys", "most_keys", "min_queries", "rate", "unequal_rate",
@@ -189,7 +189,7 @@ def kernels_of(key, family):
             if "value_slice" in family:
                 members.append(("value_slice", expression(family["value_slice"])))
             members.append(("terms", terms_of(row.get("terms", "all"))))
-            for member in ("can_split", "can_pack", "group_divides", "persistent", "aligned_only", "tma", "bf16x3", "e4m3_keys", "e4m3_queries", "e4m3_operands", "pages", "one_piece", "copies_pieces", "multiplies_qv", "values_in_keys", "stream_k", "splits_in_cluster", "seen_blocks", "alibi_norms", "writes_dq", "dk_alone", "adds_dbias", "any_order", "last_queries_first", "first_stores", "last_writes", "chain", "begins_early", "box_columns_k", "box_columns", "tile_m", "tile_n", "threads",
+            for member in ("can_split", "can_pack", "group_divides", "persistent", "aligned_only", "tma", "bf16x3", "e4m3_keys", "e4m3_queries", "e4m3_operands", "pages", "one_piece", "copies_pieces", "multiplies_qv", "values_in_keys", "stream_k", "splits_in_cluster", "seen_blocks", "alibi_norms", "writes_dq", "dk_alone", "adds_dbias", "any_order", "last_queries_first", "first_stores", "fixed_order", "last_writes", "chain", "begins_early", "box_columns_k", "box_columns", "tile_m", "tile_n", "threads",
                            "cluster", "ctas_per_sm", "shared_bytes"):
                 if member in family:
                     members.append((member, expression(family[member])))

@@ -30,6 +30,14 @@ inline std::vector<std::string> cuda_backends() {
   }
   return names;
 }
+/// The fastest backend of this machine's processor.
+inline std::string cpu_backend() {
+  for (int32_t i = 0; i < fovea_backend_count(); ++i) {
+    const std::string name = fovea_backend_name(i);
+    if (name.starts_with("cpu_") && *fovea_backend_unavailable_because(i) == '\0') return name;
+  }
+  return kOracle;
+}
 /// Why the first CUDA backend is unavailable, or that there is none.
 inline std::string why_no_cuda_backend() {
   for (int32_t i = 0; i < fovea_backend_count(); ++i) {
@@ -103,11 +111,12 @@ using Bytes = std::map<Role, std::vector<unsigned char>>;
 /// The tensors of `spec` on a GPU, a plan for one backend and a workspace.
 class DeviceProblem {
  public:
-  DeviceProblem(const ProblemSpec& spec, fovea_pass pass, const std::string& backend, int device = 0)
+  /// A backward reads o and lse of the forward of another backend.
+  DeviceProblem(const ProblemSpec& spec, fovea_pass pass, const std::string& backend, int device = 0,
+                const std::string& forward_backend = kOracle)
       : spec_(spec), x_(spec), pass_(pass), device_(device) {
     if (pass == FOVEA_BACKWARD) {
-      // The backward reads o and lse of the oracle's forward.
-      const RunResult forward = run_pass(x_, FOVEA_FORWARD, {kOracle});
+      const RunResult forward = run_pass(x_, FOVEA_FORWARD, {forward_backend});
       EXPECT_EQ(forward.failure, "");
     }
     for (size_t r = 0; r < kRoles; ++r) {

@@ -26,6 +26,7 @@
 #include "cuda/ptx/red.cuh"
 #include "cuda/ptx/shared.cuh"
 #include "cuda/ptx/special.cuh"
+#include "cuda/ptx/store.cuh"
 #include "device_array.cuh"
 #include "tile/fragment_map.hpp"
 
@@ -481,6 +482,25 @@ TEST(Ptx, RedAddsOfManyThreadsSumUp) {
   const std::vector<float> expected = {1 + total,     10,       2, 3, 4 + total, 5 + 2 * total,
                                        6 + 3 * total, 7 - total};
   EXPECT_EQ(sums.values(), expected);
+}
+
+// ---- st
+
+__global__ void store_four(float* to) {
+  const auto x = static_cast<float>(threadIdx.x);
+  ptx::store_v4(to + 4 * threadIdx.x, x, 2 * x, 3 * x, -x);
+}
+
+TEST(Ptx, StoresOfFourNumbersStandSideBySide) {
+  FOVEA_SKIP_WITHOUT_GPU();
+  constexpr int kThreads = 64;
+  DeviceArray<float> to(std::vector<float>(4 * kThreads + 1, 7));
+  store_four<<<1, kThreads>>>(to.data());
+  std::vector<float> expected;
+  for (int i = 0; i < kThreads; ++i)
+    for (const int factor : {1, 2, 3, -1}) expected.push_back(static_cast<float>(factor * i));
+  expected.push_back(7);
+  EXPECT_EQ(to.values(), expected);
 }
 
 // ---- flags between CTAs

@@ -1354,7 +1354,7 @@ TEST(Launch, KernelsThatAddInAnyOrderAreNotForTheSameBits) {
 Kernel last_writes() {
   Kernel kernel = kPlain64;
   kernel.kind = KernelKind::kBackward;
-  kernel.persistent = kernel.first_stores = kernel.last_writes = true;
+  kernel.persistent = kernel.first_stores = kernel.fixed_order = kernel.last_writes = true;
   kernel.last_queries_first = LastQueriesFirst::kAlways;
   kernel.tile_m = kernel.tile_n = 128;
   kernel.most_keys = 1024;
@@ -1396,6 +1396,43 @@ TEST(KernelChoice, TheLastBlockWritesDqOfShortCausalHeads) {
   AttentionProblem f32 = p;
   f32.tensors[index_of(Role::kDQ)].dtype = DType::kF32;
   EXPECT_NE(why_not(f32).find("writes dq in the type of q"), std::string::npos);
+}
+
+/// Of head sizes above 128, where a warpgroup of its own adds dQ.
+TEST(KernelChoice, AFixedOrderWithoutAMaskIsForFewKeys) {
+  Kernel writes = last_writes(), stores = last_writes();
+  writes.last_queries_first = stores.last_queries_first = LastQueriesFirst::kNever;
+  stores.last_writes = false;
+  AttentionProblem p = problem(16, 512, 512, 16, 16, 64);
+  p.pass = Pass::kBackward;
+  for (const Role role : {Role::kDQ, Role::kDK, Role::kDV})
+    add(p, role), p.tensors[index_of(role)] = p[Role::kQ];
+  EXPECT_EQ(cannot(writes, p, hopper()), "");
+  EXPECT_NE(cannot(stores, p, hopper()).find("or the same bits each time"), std::string::npos);
+  const DeviceProperties device = hopper();
+  KernelRequest same_bits(p, device);
+  same_bits.same_bits = true;
+  EXPECT_EQ(cannot_because(stores, same_bits), "");
+  AttentionProblem causal = p;
+  causal.window_right = 0;
+  EXPECT_EQ(cannot(stores, causal, hopper()), "");
+  causal.tensors[index_of(Role::kDQ)].dtype = DType::kF32;
+  EXPECT_EQ(cannot(stores, causal, hopper()), "") << "bwd_postprocess writes dq";
+  AttentionProblem longer = problem(16, 600, 600, 16, 16, 64);
+  longer.pass = Pass::kBackward;
+  for (const Role role : {Role::kDQ, Role::kDK, Role::kDV})
+    add(longer, role), longer.tensors[index_of(role)] = longer[Role::kQ];
+  EXPECT_NE(cannot(writes, longer, hopper()).find("up to 512 keys"), std::string::npos);
+}
+
+TEST(Schedule, HeadsAtOnceWhereTheFirstStores) {
+  Kernel kernel = last_writes();
+  kernel.last_queries_first = LastQueriesFirst::kNever;
+  kernel.tile_n = 64;
+  AttentionProblem p = problem(16, 512, 512, 16, 16, 192);
+  EXPECT_EQ(backward_layout(p, kernel, hopper(), 1, false).args.heads_at_once, 25) << "half again 17";
+  p.window_right = 0;
+  EXPECT_EQ(backward_layout(p, kernel, hopper(), 1, false).args.heads_at_once, 17);
 }
 
 TEST(Schedule, TheLastWritesInAFixedOrder) {

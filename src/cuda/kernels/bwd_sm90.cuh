@@ -22,7 +22,8 @@
 //
 // Where key blocks wait for one another (BwdSm90Turn) the first to add stores its part, so that nobody writes zeros before.
 // Where the order of additions is fixed the last block to add can write dq instead (`last_writes`): the writer brings the sums of the others
-// to where dQ is staged, and the consumer adds its part and writes.
+// to where dQ is staged, and the consumer adds its part and writes. With one gradient whoever waits for turns brings them to inboxes, and the
+// warpgroup of dQ adds and writes; with `first_stores` alone it only stores what is first in that order.
 //
 // Where a cluster has all blocks of keys of a head (`chain`, both gradients), dQ is added up along its CTAs instead, and written
 // by the last (bwd_sm90_chain.cuh).
@@ -63,13 +64,15 @@
 //   turn[b] added[b]            this step may be added to dQ, or has been         those that take turns -> dQ, and back
 //   passed_on[b]                and the next block's turn has come                among those that take turns
 //   full_inbox[w]               dQ of later keys is in the consumer's inbox       the sending CTA's messenger -> consumer
+//   full_inbox[i] empty_inbox[i]  last_writes with one gradient: sums of a slice  bytes -> warpgroup of dQ; it -> who waits for turns
+//                               are in an inbox, or have been read
 //   room[way][w]                the inbox of the CTA above, or below, is free     its messenger -> consumer
 //   kOwnKeys + w                K of the consumer is finite                       among its warps
 //   kDqStaged + w empty_dq[w]   dQ of the consumer is staged, or has been read    consumer -> its writer, or messenger, and back
 //                               with last_writes, or dq is written; or sums are there for the consumer to add to
 //   kOddRows + w                rows that take no part are zeros                  consumer -> the other
 // dS and staged dQ are written by ordinary stores and read by the asynchronous proxy: the reader fences, behind the
-// barrier, once for all writers.
+// barrier, once for all writers. So does who copies to where registers were loaded from (inboxes, V that is kept): an arrival may overtake loads.
 //
 // What is not finite. Consumers make K finite: a row that sees a NaN in K has lse NaN, hence P = NaN, whatever K holds;
 // an infinity becomes the largest finite number, which gives the weights 0 or NaN that infinity would give. Q and dO of
@@ -105,10 +108,11 @@ __global__ void __launch_bounds__(Instance::kConfig.threads(), 1)
   static_assert(kConfig.parts == 1 && kConfig.q_stages == kConfig.do_stages,
                 "a step has one slot for Q and dO");
   static_assert(!kConfig.chain || (!kConfig.one_gradient && kConfig.k_stages == 2));
-  static_assert(!kConfig.last_writes ||
-                    (kConfig.stages_dq() && kConfig.last_queries_first() == LastQueriesFirst::kAlways &&
-                     !kConfig.alibi && !kConfig.expression),
+  static_assert(!kConfig.last_writes || kConfig.one_gradient ||
+                    (kConfig.stages_dq() && kConfig.last_queries_first() == LastQueriesFirst::kAlways),
                 "the first keys add first, and a block is the last at the end of its walk");
+  static_assert(!kConfig.fixed_order() || (!kConfig.alibi && !kConfig.expression));
+  static_assert(!kConfig.first_stores || kConfig.one_gradient);
   // A slice for each consumer; all columns of the slices exist where red.v4 adds them.
   // Behind a step: a slice and a half for each.
   static_assert(kConfig.one_gradient  ? kConfig.head_dim % kConfig.kSlice == 0

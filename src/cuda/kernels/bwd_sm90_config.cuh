@@ -45,6 +45,8 @@ struct BwdSm90Config {
   /// Whether dQ is added in a fixed order, and the consumers of the last block to add write dq instead of staging their part: for whole
   /// sequences of which every query sees a key, without windows to the left. A branch in each step, which costs 2 to 6 %.
   bool last_writes = false;
+  /// With one gradient a consumer: whether dQ is added in a fixed order, and the first block to add stores its part. last_writes has that, too.
+  bool first_stores = false;
   /// Of an operand: kBf16x3Parts for float32, whose consumers add dQ from registers (bwd_sm90_bf16x3.cuh).
   int parts = 1;
 
@@ -83,6 +85,7 @@ struct BwdSm90Config {
   /// red.v4 adds, CTAs that are at the same rows get in each other's way, unless they wait for one another anyhow; 128 or 192 columns
   /// gain nothing by it, and with terms there are no registers for it.
   constexpr LastQueriesFirst last_queries_first() const {
+    if (one_gradient && fixed_order()) return LastQueriesFirst::kNever;
     if (stages_dq() && (tile_m == kSlice || (!alibi && !dropout && !expression)))
       return LastQueriesFirst::kAlways;
     return one_gradient && head_dim > 192 && !alibi && !expression ? LastQueriesFirst::kInTurns
@@ -90,8 +93,13 @@ struct BwdSm90Config {
   }
   /// Whether the warps that add dQ can add dS to the gradient of a bias as well.
   constexpr bool adds_dbias() const { return expression && stages_dq(); }
+  /// Whether dQ is added in a fixed order in all problems that it takes.
+  constexpr bool fixed_order() const { return last_writes || first_stores; }
+  /// Slices of the sums of others that are brought ahead of a warpgroup that adds its own and writes dq: as many as there is room for.
+  constexpr int inboxes() const { return !one_gradient || !last_writes ? 0 : head_dim > 192 ? 1 : 2; }
   /// Whether there is room for a slice of dQ of each consumer: staged here, or by another CTA.
   constexpr bool holds_dq() const { return stages_dq() || chain; }
+  constexpr int slices_held() const { return holds_dq() ? kConsumers : inboxes(); }
   /// Of a chain: how many steps' routes are kept. dQ of a step is sent in the step behind it, when Q of two more may have been
   /// asked for.
   static constexpr int kRoutes = 4, kRouteBytes = 16;
@@ -116,16 +124,16 @@ struct BwdSm90Config {
   constexpr int q_at() const { return v_at() + v_bytes(); }
   constexpr int do_at() const { return q_at() + q_stages * q_bytes(); }
   constexpr int ds_at() const { return do_at() + do_stages * do_bytes(); }
-  /// Staged dQ, or the inboxes: a slice of each consumer.
+  /// Staged dQ, or the inboxes: slices_held() slices.
   constexpr int dq_at() const { return ds_at() + kBuffers * ds_bytes(); }
-  constexpr int statistics_at() const { return dq_at() + (holds_dq() ? kConsumers * slice_bytes() : 0); }
+  constexpr int statistics_at() const { return dq_at() + slices_held() * slice_bytes(); }
   constexpr int work_at() const { return statistics_at() + (q_stages + do_stages) * statistics_bytes(); }
   static constexpr int kWorkBytes = 88;  ///< of BwdSm90Work::kFields words
   constexpr int routes_at() const { return work_at() + 2 * kWorkBytes; }
   constexpr int barriers_at() const { return routes_at() + routes() * kRouteBytes; }
   constexpr int barriers() const {
     return 2 + 2 * k_stages + 6 * kBuffers + 4 + 2 * (q_stages + do_stages) + kConsumers +
-           (chain ? 3 * kConsumers : 0) + (plans_apart() ? 1 : 0);
+           (chain ? 3 * kConsumers : 0) + (plans_apart() ? 1 : 0) + 2 * inboxes();
   }
   constexpr int shared_bytes() const { return barriers_at() + barriers() * 8; }
 };
@@ -158,7 +166,7 @@ struct BwdSm90Work {
     kBeforeBegin,
     kBeforeEnd,  ///< blocks of queries at which the block of keys that adds before this tile's does, where the order is fixed
     kAfterBegin,
-    kAfterEnd,  ///< those at which the block that adds after it does, in a chain; with last_writes another does from kAfterBegin on
+    kAfterEnd,  ///< those at which the block that adds after it does, in a chain; with last_writes it is the last before kAfterBegin
     kUpwards,   ///< whether dQ goes to the rank above, in a chain
     kReach,     ///< of the slopes of the group, with alibi
     kDropout,   ///< Dropout::start, four words: consumers have no registers to keep it in
@@ -388,6 +396,9 @@ struct BwdSm90Memory {
   __device__ __forceinline__ uint32_t added(int buffer) const { return turn(kBuffers + buffer); }
   __device__ __forceinline__ uint32_t passed_on(int buffer) const { return turn(2 * kBuffers + buffer); }
   __device__ __forceinline__ uint32_t full_inbox(int slice) const { return turn(3 * kBuffers + slice); }
+  __device__ __forceinline__ uint32_t empty_inbox(int slot) const {
+    return full_inbox(kConfig.inboxes() + slot);
+  }
   /// Where a warp of its own plans.
   __device__ __forceinline__ uint32_t loaded() const { return turn(3 * kBuffers); }
   /// Of the CTA above, or below.
@@ -439,6 +450,10 @@ struct BwdSm90Memory {
     for (int w = 0; w < kConfig.kConsumers; ++w) ptx::mbarrier_init(empty_dq(w), 1);
     for (int i = 0; i < (kConfig.chain ? 3 * kConfig.kConsumers : 0); ++i)
       ptx::mbarrier_init(full_inbox(i), 1);
+    for (int slot = 0; slot < kConfig.inboxes(); ++slot) {
+      ptx::mbarrier_init(full_inbox(slot), 1);
+      ptx::mbarrier_init(empty_inbox(slot), 128);
+    }
     if constexpr (kConfig.plans_apart()) ptx::mbarrier_init(loaded(), 1);
     ptx::mbarrier_init_fence();
   }

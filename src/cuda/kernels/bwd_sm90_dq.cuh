@@ -11,6 +11,7 @@
 #include "cuda/ptx/cluster.cuh"
 #include "cuda/ptx/grid.cuh"
 #include "cuda/ptx/red.cuh"
+#include "cuda/ptx/store.cuh"
 #include "cuda/ptx/tma.cuh"
 #include "cuda/ptx/wgmma.cuh"
 #include "cuda/warp/row_vectors.cuh"
@@ -152,10 +153,22 @@ struct BwdSm90Dq : BwdSm90Warpgroup<Instance> {
   template <int kRegisters>
   __device__ __forceinline__ static void add_registers(const float (&acc)[kRegisters], float* sums,
                                                        int column) {
-    float* const to = sums + warp() * (kRow16 / 4) + column / 8 * (kFragment / 4) + lane() * 4;
+    float* const to = registers_at(sums, column);
 #pragma unroll
     for (int t = 0; t < kRegisters / 4; ++t)
       ptx::red_add_v4(to + t * (kFragment / 4), acc[4 * t], acc[4 * t + 1], acc[4 * t + 2], acc[4 * t + 3]);
+  }
+  /// The same as the first part of the sums.
+  template <int kRegisters>
+  __device__ __forceinline__ static void store_registers(const float (&acc)[kRegisters], float* sums,
+                                                         int column) {
+    float* const to = registers_at(sums, column);
+#pragma unroll
+    for (int t = 0; t < kRegisters / 4; ++t)
+      ptx::store_v4(to + t * (kFragment / 4), acc[4 * t], acc[4 * t + 1], acc[4 * t + 2], acc[4 * t + 3]);
+  }
+  __device__ __forceinline__ static float* registers_at(float* sums, int column) {
+    return sums + warp() * (kRow16 / 4) + column / 8 * (kFragment / 4) + lane() * 4;
   }
   /// Adds what a warp has staged of a slice at `from` to `sums`, those of the step, or stores it there: contiguous, one bulk reduction or
   /// copy, of the columns that exist.
@@ -185,8 +198,39 @@ struct BwdSm90Dq : BwdSm90Warpgroup<Instance> {
     return min(kPart, kRow16 - slice % kSlicesAcross * kPart);
   }
 
-  /// All slices of step number `count`, added to `sums` straight from registers: staged slices would wait for one another.
-  __device__ __forceinline__ void step(uint32_t count, int k_at, float* sums) const {
+  /// What a step's part of dQ is to the sums of its queries, where the order is fixed.
+  struct Role {
+    bool first = false;  ///< nobody adds before
+    bool last = false;   ///< nobody adds after, and dq is written
+  };
+  /// Adds the part of others in slot `use` of the inboxes.
+  __device__ __forceinline__ void add_brought(Slice& acc, uint32_t use) const {
+    const RingSlot<kConfig.inboxes()> slot(use);
+    ptx::mbarrier_wait(memory.full_inbox(slot.index), slot.phase);
+    add_inbox(acc, memory.dq(slot.index) + warp() * kPart + lane() * 16);
+    release(memory.empty_inbox(slot.index));
+  }
+  /// A slice of a step leaves the registers, for `sums`, or for dq by the route of the buffer of dS. `brought`: slices of others so far.
+  __device__ __forceinline__ void leave(Slice& acc, float* sums, int buffer, int slice, Role role,
+                                        uint32_t& brought) const {
+    if constexpr (kConfig.last_writes) {
+      if (role.last) {
+        if (!role.first) add_brought(acc, brought++);
+        write<true>(acc, BwdSm90Route::read(memory.route(buffer)), slice);
+        return;
+      }
+    }
+    if constexpr (kConfig.fixed_order()) {
+      if (role.first) {
+        store_registers(acc, sums, slice * kSlice);
+        return;
+      }
+    }
+    add_registers(acc, sums, slice * kSlice);
+  }
+  /// All slices of step number `count`, straight from registers: staged slices would wait for one another.
+  __device__ __forceinline__ void step(uint32_t count, int k_at, float* sums, Role role,
+                                       uint32_t& brought) const {
     const RingSlot<kConfig.kBuffers> ds(count);
     ptx::mbarrier_wait(memory.full_ds(ds.index), ds.phase);
     ptx::async_proxy_fence();  // dS, which the consumer has written, for the products
@@ -200,15 +244,29 @@ struct BwdSm90Dq : BwdSm90Warpgroup<Instance> {
       ptx::wgmma_wait<0>();
       ptx::wgmma_done(acc);
       if (slice + 1 == kConfig.slices()) release(memory.empty_ds(ds.index));
-      add_registers(acc, sums, slice * kSlice);
+      leave(acc, sums, ds.index, slice, role, brought);
     }
     if (BwdSm90Turn::wanted(args.b)) release(memory.added(ds.index));
+  }
+
+  /// Of a tile's steps.
+  struct Roles {
+    int before_begin, before_end;  ///< blocks of queries at which another adds before it
+    int after_begin;               ///< the first at which another adds after it
+    __device__ __forceinline__ Role at(int n) const {
+      return {kConfig.fixed_order() && (n < before_begin || n >= before_end), n < after_begin};
+    }
+  };
+  __device__ __forceinline__ static Roles roles_of(const BwdSm90Work& work) {
+    if constexpr (!kConfig.fixed_order()) return {};
+    return {uniform(work[BwdSm90Work::kBeforeBegin]), uniform(work[BwdSm90Work::kBeforeEnd]),
+            kConfig.last_writes ? uniform(work[BwdSm90Work::kAfterBegin]) : 0};
   }
 
   /// All tiles of this CTA, where dQ has a warpgroup of its own.
   __device__ __forceinline__ void run() const {
     ptx::wait_for_launches_before();  // sums are zeros
-    uint32_t count = 0, keys_read = 0;
+    uint32_t count = 0, keys_read = 0, brought = 0;
     for (uint32_t tile = 0;; ++tile) {
       ptx::mbarrier_wait(memory.full_work(tile), tile / 2 & 1);
       ptx::wgmma_fence();  // .aligned: the compiler takes the warp for whole again
@@ -218,10 +276,12 @@ struct BwdSm90Dq : BwdSm90Warpgroup<Instance> {
       const RingSlot<kConfig.k_stages> k(keys_read);
       const bool any = steps.left > 0;
       const int first_head = steps.first_head(memory.work(tile));
+      const Roles roles = roles_of(memory.work(tile));
 #pragma unroll 1
       for (; steps.left > 0; steps.next(), ++count)
         step(count, k.index * kConfig.k_bytes(),
-             sums_of(args.b, first_head + steps.order.head(steps.at), steps.n()));
+             sums_of(args.b, first_head + steps.order.head(steps.at), steps.n()), roles.at(steps.n()),
+             brought);
       if (any) release(memory.empty_k(k.index)), ++keys_read;
       release(memory.empty_work(tile));
     }

@@ -95,7 +95,8 @@ __device__ __forceinline__ bool bwd_sm90_make_work(const BackwardArgs& b, int in
     work.set(BwdSm90Work::kBeforeEnd, before.end);
   }
   if constexpr (Instance::kConfig.last_writes) {
-    const tile::KvBlocks after = queries_of(tile::KeyRounds{b.key_rounds}.behind(block) * kTileN);
+    const tile::KvBlocks after =
+        queries_of(last_first ? tile::KeyRounds{b.key_rounds}.behind(block) * kTileN : first_key - kTileN);
     work.set(BwdSm90Work::kAfterBegin, after.empty() ? blocks.end : after.begin);
   }
   if constexpr (kChain) {
@@ -166,6 +167,8 @@ __device__ __forceinline__ void bwd_sm90_load_keys(const TmaBackwardArgs& args,
     ptx::mbarrier_wait(memory.empty_k(k.index), k.phase ^ 1);
   } else {
     ptx::mbarrier_wait(memory.empty_v(), (keys & 1) ^ 1);
+    // All of V is in registers: loads of it may be on their way yet when those who issued them have arrived.
+    if constexpr (16 * kConfig.v_steps == kConfig.head_dim_v) ptx::async_proxy_fence();
   }
   ptx::mbarrier_arrive_expect(full, kK ? kConfig.k_bytes() : kConfig.v_bytes());
   using Strips = tile::WgmmaStrips<kK ? kConfig.k_strip : kConfig.strip>;
@@ -334,6 +337,21 @@ struct BwdSm90Writer {
   }
 };
 
+/// Brings the sums of a step to the inboxes, slice by slice, ahead of the warpgroup that adds its own. `brought`: slices so far. One thread.
+template <class Instance>
+__device__ __forceinline__ void bwd_sm90_bring(const BwdSm90Memory<Instance>& memory, const float* sums,
+                                               uint32_t& brought) {
+  constexpr BwdSm90Config kConfig = Instance::kConfig;
+  ptx::async_proxy_fence_all();  // what others have added, for the copies
+#pragma unroll 1
+  for (int slice = 0; slice < kConfig.slices(); ++slice, ++brought) {
+    const RingSlot<kConfig.inboxes()> slot(brought);
+    ptx::mbarrier_wait(memory.empty_inbox(slot.index), slot.phase ^ 1);
+    ptx::async_proxy_fence();  // loads of what is there, which may be on their way yet
+    BwdSm90Dq<Instance>::bring(memory.dq(slot.index), sums, slice, memory.full_inbox(slot.index));
+  }
+}
+
 /// Where dQ has a warpgroup of its own and the order is fixed: waits for the turn of each step (kAcquires), or passes it on
 /// when all warps have added. A thread for each, so that the warpgroup waits neither for flags nor for its sums to arrive.
 template <class Instance, bool kAcquires>
@@ -342,6 +360,7 @@ __device__ __forceinline__ void bwd_sm90_take_turns(const TmaBackwardArgs& args,
   constexpr BwdSm90Config kConfig = Instance::kConfig;
   ptx::wait_for_launches_before();  // semaphores are zeros
   uint32_t count = 0;
+  [[maybe_unused]] uint32_t brought = 0;
   for (uint32_t tile = 0;; ++tile) {
     ptx::mbarrier_wait(memory.full_work(tile), tile / 2 & 1);
     const BwdSm90Work work = memory.work(tile);
@@ -353,7 +372,14 @@ __device__ __forceinline__ void bwd_sm90_take_turns(const TmaBackwardArgs& args,
       if constexpr (kAcquires) {
         ptx::mbarrier_wait(memory.passed_on(slot.index), slot.phase ^ 1);
         turn.acquire();
+        const bool last = kConfig.last_writes && steps.n() < work[BwdSm90Work::kAfterBegin];
+        if (last) BwdSm90Route::to_dq(args.b, 0, work, steps, kConfig.tile_m).write(memory.route(slot.index));
         ptx::mbarrier_arrive(memory.turn(slot.index));
+        if constexpr (kConfig.last_writes) {
+          if (last && !turn.first)
+            bwd_sm90_bring(memory, BwdSm90Dq<Instance>::sums_of(args.b, steps.head(work), steps.n()),
+                           brought);
+        }
       } else {
         ptx::mbarrier_wait(memory.added(slot.index), slot.phase);
         turn.release();

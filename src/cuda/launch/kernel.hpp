@@ -150,7 +150,8 @@ struct Kernel {
   LastQueriesFirst last_queries_first = LastQueriesFirst::kNever;  ///< backward, one that stays
   bool first_stores =
       false;  ///< backward: where blocks wait, the first to add to a sum of dq stores (BackwardArgs::turn_rows)
-  bool last_writes = false;   ///< backward: adds in a fixed order, and the last block to add writes dq
+  bool fixed_order = false;   ///< backward: adds in a fixed order always
+  bool last_writes = false;   ///< backward: the last block to add in such an order writes dq
   bool chain = false;         ///< backward: the blocks of keys of a head are the CTAs of a cluster
   bool begins_early = false;  ///< waits itself for the launches before it, which may not have ended
   /// Backward by TMA: columns of the boxes of k, and of those of q, v and d_o; kTmaColumns or parts of it.

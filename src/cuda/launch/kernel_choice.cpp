@@ -316,15 +316,23 @@ std::string complete_clause(const AttentionProblem& p) {
   return "";
 }
 
-/// What a branch in each step costs, and an order of additions that nobody asks for, is less than bwd_postprocess where heads are short and
-/// many, and a block of keys is the last to add at few of its queries. (H200, 16,384 tokens, causal: d64 13 % faster at 512 keys, 5 % at
-/// 1,024; d128 6 % at 1,024. Without a mask up to 6 % slower, at 2,048 keys 1 to 4 %.)
-std::string last_writes_clause(const Kernel& k, const KernelRequest& r) {
-  if (!k.last_writes) return "";
+/// What an order of additions that nobody asks for costs, and a branch in each step, is less than zeros in the sums of dq and
+/// bwd_postprocess where heads are short and many. Under a causal mask a block of keys is the last to add at few of its queries. (H200, 16,384
+/// tokens, causal: d64 13 % faster at 512 keys, 5 % at 1,024; d128 6 % at 1,024; d192 35, 18 and 6 % at 256, 512 and 1,024; d256 18, 8 and 0 %.
+/// Without a mask d64 and d128 up to 6 % slower, d192 14 and 9 % faster at 256 and 512, 1 % slower at 1,024, d256 1 to 5 % slower from 512 on.)
+std::string fixed_order_clause(const Kernel& k, const KernelRequest& r) {
+  if (!k.fixed_order) return "";
   const AttentionProblem& p = r.problem;
   if (std::string clause = complete_clause(p); !clause.empty()) return clause;
-  if (p.window_right < 0) return "is for causal masks";
-  if (p[Role::kDQ].dtype != k.dtype || (r.aligned16 & tile::kAlignedDQ) == 0)
+  if (p.window_right < 0) {
+    if (k.last_queries_first == LastQueriesFirst::kAlways) return "is for causal masks";
+    constexpr int64_t kFewKeys = 512;
+    if (!r.same_bits && !(k.last_writes && p.seqlen_k <= kFewKeys))
+      return "is for causal masks, " +
+             (k.last_writes ? "up to " + std::to_string(kFewKeys) + " keys, " : "") +
+             "or the same bits each time";
+  }
+  if (k.last_writes && (p[Role::kDQ].dtype != k.dtype || (r.aligned16 & tile::kAlignedDQ) == 0))
     return "writes dq in the type of q, in rows that start at multiples of 16 bytes";
   if (!r.same_bits && !has_many_tiles(p, k, r.device.sm_count))
     return "is for many heads, or the same bits each time";
@@ -385,7 +393,7 @@ constexpr std::array kConditions = {
     excluded_clause,       name_clause,          capability_clause, dtype_clause,     gradients_clause,
     length_clause,         head_size_clause,     terms_clause,      key_dtype_clause, e4m3_operands_clause,
     keys_clause,           lists_clause,         tma_clause,        pages_clause,     arriving_clause,
-    values_in_keys_clause, stream_clause,        cluster_clause,    chain_clause,     last_writes_clause,
+    values_in_keys_clause, stream_clause,        cluster_clause,    chain_clause,     fixed_order_clause,
     alignment_clause,      shared_memory_clause, dbias_clause,      order_clause};
 
 /// A clause, and how many of the conditions before it held: the kernel that got furthest tells most.

@@ -55,9 +55,11 @@ void order_tiles(const AttentionProblem& p, const Kernel& kernel, AdditionOrder 
   if (in_turns && !args.last_queries_first) {
     // Q, dO and dQ of more leave L2. Where a warpgroup adds dQ, passing a turn on takes longer than a step, and all blocks of a head that
     // begin together wait for one another: half again as many heads, so that fewer do. (Measured at d192, 192/128 and d256, 1,024 to 8,192
-    // keys without a mask: 3 to 6 % faster; 512 keys 2 % slower, with a mask 2 to 10 %, twice as many heads 5 to 8 %.)
+    // keys without a mask: 3 to 6 % faster; 512 keys 2 % slower, with a mask 2 to 10 %, twice as many heads 5 to 8 %. Where the first stores
+    // 256 to 1,024 keys without a mask 3 to 14 % faster, but 3 % slower with 512 at d256.)
     constexpr int64_t kBlocksThatWait = 16;
-    const bool wait = !kernel.first_stores && !tiles_differ(p) && blocks >= kBlocksThatWait;
+    const bool wait =
+        !tiles_differ(p) && (kernel.fixed_order || (!kernel.first_stores && blocks >= kBlocksThatWait));
     at_once = wait ? filling * 3 / 2 : filling;
   } else if (in_turns) {
     // With more heads fewer tiles of each run at a time, and wait for one another. Tiles of a long head are at a few of its rows, those of
@@ -83,7 +85,7 @@ void order_tiles(const AttentionProblem& p, const Kernel& kernel, AdditionOrder 
 
 AdditionOrder order_of_additions(const AttentionProblem& p, const Kernel& kernel, const BackwardArgs& args,
                                  bool deterministic) {
-  if (deterministic || kernel.last_writes) return AdditionOrder::kFixed;
+  if (deterministic || kernel.fixed_order) return AdditionOrder::kFixed;
   if (!kernel.first_stores || kernel.seen_blocks || kernel.last_queries_first != LastQueriesFirst::kAlways ||
       !has_many_tiles(p, kernel, args.slots))
     return AdditionOrder::kAny;
