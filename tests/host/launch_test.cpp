@@ -1192,7 +1192,8 @@ TEST(Schedule, ShortHeadsAreAddedUpInAFixedOrder) {
   stays.last_queries_first = LastQueriesFirst::kAlways;
   const auto layout_of = [&](int tile_m, int64_t batch, int64_t keys, bool causal, bool deterministic) {
     stays.tile_m = tile_m, stays.tile_n = 128;
-    AttentionProblem p = problem(batch, keys, keys, 16, 16, 64);
+    // With 128 queries a step heads of no group would wait for the first block alone.
+    AttentionProblem p = problem(batch, keys, keys, tile_m > 64 ? 32 : 16, 16, 64);
     p.window_right = causal ? 0 : -1;
     return backward_layout(p, stays, hopper(), 1, deterministic);
   };
@@ -1245,6 +1246,8 @@ TEST(Schedule, OthersWaitForTheFirstBlockAlone) {
     EXPECT_FALSE(first_alone(64, whole(4, 4097, causal)));
     EXPECT_FALSE(first_alone(64, whole(1, 4096, causal))) << "four tiles a CTA";
     EXPECT_EQ(first_alone(128, whole(4, 4096, causal)), causal);
+    EXPECT_TRUE(first_alone(128, whole(8, 2048, causal)));
+    EXPECT_FALSE(first_alone(128, problem(8, 2048, 2048, 32, 16, 64))) << "groups of heads add in order";
     EXPECT_FALSE(first_alone(64, whole(4, 4096, causal), true)) << "all in order";
   }
   AttentionProblem window = whole(2, 8192, true);
@@ -1495,6 +1498,18 @@ TEST(KernelChoice, ChainsTakeKeysThatAClusterHolds) {
   EXPECT_NE(why_not(causal).find("all see a key"), std::string::npos);
   causal.window_right = 1;
   EXPECT_EQ(why_not(causal), "");
+  const auto many = [](int64_t keys) {
+    AttentionProblem of_many = problem(60, keys, keys, 16, 16, 64);
+    of_many.pass = Pass::kBackward;
+    for (const Role role : {Role::kDQ, Role::kDK, Role::kDV})
+      of_many.tensors[index_of(role)].dtype = of_many.dtype;
+    return of_many;
+  };
+  EXPECT_EQ(why_not(many(384)), "") << "22 tiles for each of 132 SMs";
+  EXPECT_NE(why_not(many(385)).find("up to 384 keys where heads are many"), std::string::npos);
+  AttentionProblem many_causal = many(128);
+  many_causal.window_right = 0;
+  EXPECT_NE(why_not(many_causal).find("few heads under a causal mask"), std::string::npos);
   AttentionProblem left = p;
   left.window_left = 100;
   EXPECT_NE(why_not(left).find("windows to the left"), std::string::npos);

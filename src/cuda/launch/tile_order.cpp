@@ -90,10 +90,11 @@ AdditionOrder order_of_additions(const AttentionProblem& p, const Kernel& kernel
       !has_many_tiles(p, kernel, args.slots))
     return AdditionOrder::kAny;
   const bool wide = kernel.tile_m > 64, differ = tiles_differ(p);
-  if (are_whole(p) && args.key_blocks <= (wide ? 16 : 8) && (wide || !differ)) return AdditionOrder::kFixed;
+  const bool plain = p.softcap == 0 && p.dropout == 0 && !p.has(Role::kAlibi);  // others were not timed
+  if (are_whole(p) && args.key_blocks <= (wide ? 16 : 8) && (wide || !differ))
+    return wide && plain && p.group() == 1 ? AdditionOrder::kFirstAlone : AdditionOrder::kFixed;
   constexpr int64_t kFewKeys = 4096;
   const bool few = p.seqlen_k <= kFewKeys || (p.window_left >= 0 && p.window_left < kFewKeys);
-  const bool plain = p.softcap == 0 && p.dropout == 0 && !p.has(Role::kAlibi);  // others were not timed
   return plain && few && (differ || !wide) ? AdditionOrder::kFirstAlone : AdditionOrder::kAny;
 }
 
