@@ -171,10 +171,9 @@ part-threads:
 	$(call ctest,tsan) --tests-regex '$(CHECKS)'
 	$(call ctest,tsan) --tests-regex '^threads$$'
 
-# sm_90 is in part-build of rotation 3. Others are shared among rotations 2 to 4, which have the time for them.
-CHIPS ?= 75;80;86;89
+# sm_90 is in part-build of rotation 3.
 part-chips:
-	cmake --preset chips -DFOVEA_CUDA_ARCHITECTURES="$(CHIPS)" $(CMAKE_FLAGS)
+	cmake --preset chips -DFOVEA_CUDA_ARCHITECTURES="75;80;86;89" $(CMAKE_FLAGS)
 	cmake --build build/chips --parallel $(JOBS) --target device_code
 
 test-llama: setup ## the ggml backend in an unchanged llama.cpp: ggml's own tests of attention (77 MB from PyPI, a quarter of an hour)

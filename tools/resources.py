@@ -6,9 +6,9 @@
         object (OBJECT.ptxas). Fails, and removes the object, on spills, local memory, and remarks of ptxas about lost
         performance (C75xx); with --report-only these are printed. With --device-only the object holds machine code only:
         no host code is compiled, and nothing can link it.
-    resources.py table --kernels KERNELS.JSON [--list LIST] --version VERSION --page PAGE [--write] REPORTS...
+    resources.py table --kernels KERNELS.JSON [--list LIST] --version VERSION [--chips N,...] --page PAGE [--write] REPORTS...
         compares PAGE with the kernels that were built, or writes it. LIST is the output of the program list_kernels; without
-        it, threads and shared memory are those of PAGE. REPORTS are the files that `compile` left. Kernels have to be the
+        it, threads and shared memory are those of PAGE. Kernels for other chips than N may be missing. REPORTS are the files that `compile` left. Kernels have to be the
         same; numbers and what `compile` fails on too, unless the page was made by another version of the compiler.
     resources.py --self-test
 """
@@ -249,13 +249,14 @@ def rows_of(page):
     return rows, version[1] if version else "unknown"
 
 
-def differences(committed, built):
-    """(errors, notes) of a committed page beside what was built, perhaps for fewer architectures."""
+def differences(committed, built, chips=()):
+    """(errors, notes) of a committed page beside what was built, perhaps for fewer architectures. chips: those that it was built for, which
+    may run machine code of others; without them, those whose code there is."""
     old, old_version = rows_of(committed)
     new, new_version = rows_of(built)
     errors = [f"{name} was built but is not on the page" for name in new if name not in old]
     # A build for fewer architectures lacks the kernels of others.
-    columns = {column for cells in new.values() for column in cells if column.startswith("sm_")}
+    columns = {f"sm_{chip}" for chip in chips} or {column for cells in new.values() for column in cells if column.startswith("sm_")}
     errors += [f"{name} is on the page but was not built" for name in old
                if name not in new and any(old[name].get(column) for column in columns)]
     changed = []
@@ -297,7 +298,7 @@ def table(arguments):
         print(f"{arguments.page} is missing; `make resources` writes it")
         return 1
     committed = arguments.page.read_text(encoding="utf-8")
-    errors, notes = differences(committed, page)
+    errors, notes = differences(committed, page, arguments.chips)
     wasteful = [line for text in reports.values() for line in waste(text)]
     (errors if rows_of(committed)[1] == arguments.version else notes).extend(wasteful)
     for line in errors + notes:
@@ -398,6 +399,9 @@ def self_test():
     expect("kernel for other chips", differences(page + "| other | 128 | 0 | 32, 1s | |\n", page)[0] and not differences(
         page + "| other | 128 | 0 | 32, 1s | |\n", page_of([kernel], {"fwd_f16_d64": (128, 49168)}, {
             "fwd_f16_d64": GOOD[GOOD.index("ptxas info    : Compile time"):]}, "13.0.88"))[0])
+    expect("kernel for the chip alone whose code others run",
+           not differences(page + "| other | 128 | 0 |  | 128, 4r |\n", page, (86, 89))[0] and
+           differences(page + "| other | 128 | 0 |  | 128, 4r |\n", page, (90,))[0])
     expect("missing kernel", len(differences(page.replace("fwd_f16_d64", "fwd_f16_d63"), page)[0]) == 2)
     print(f"resources.py: {len(bad)} bad outputs tried, {wrong} wrong")
     return 1 if wrong else 0
@@ -416,6 +420,7 @@ def main():
     for option in ("--kernels", "--list", "--page"):
         command.add_argument(option, type=pathlib.Path, required=option != "--list")
     command.add_argument("--version", required=True)
+    command.add_argument("--chips", default=(), type=lambda text: tuple(int(chip) for chip in text.split(",")))
     command.add_argument("--write", action="store_true")
     command.add_argument("reports", nargs="+", type=pathlib.Path)
     return table(parser.parse_args())

@@ -28,8 +28,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[1]
 LOGS = ROOT / "build" / "test-logs"
 ROTATIONS = (1, 2, 3, 4, 5)
 TURNS = (1, 2, 3, 5, 4, 3)
-CHIPS = {2: (89,), 3: (75, 80, 86, 90), 4: (89,)}  # whose kernels a rotation compiles: each every three commits
-WITH_TESTS = 90  # the chip whose kernels are linked into tests, by the preset test-cuda; machine code is all that others have
+CHIPS = {3: (75, 80, 86, 89, 90)}  # whose kernels a rotation compiles: each every three commits
 AT_A_TIME = 2
 
 
@@ -42,15 +41,7 @@ class Part:
     download: bool = False
 
 
-def older_chips(rotations):
-    """Of which a build tree of their own has machine code."""
-    return sorted({chip for rotation in rotations for chip in CHIPS.get(rotation, ()) if chip != WITH_TESTS})
-
-
-def about_chips(rotation):
-    return ", ".join(f"sm_{chip}" for chip in older_chips((rotation,))) + "; the ladder"
-
-
+OLDER_CHIPS = "sm_75 to sm_89; the ladder"
 PARTS = [
     Part("packages", "compiler, libraries, nvcc, disassembler", dict.fromkeys(ROTATIONS, ""), download=True),
     Part("get-clang", "packages: clang with sanitizers and fuzzer", {1: "", 5: ""}, ("packages",), download=True),
@@ -67,7 +58,7 @@ PARTS = [
     Part("report", "the page of `fovea report` in a browser", {5: "all of it"}, ("get-browser",)),
     Part("threads", "one plan from many threads, ThreadSanitizer", {5: "all of it"}, ("packages",)),
     Part("chips", "CUDA kernels for further chips, machine code only",
-         {rotation: about_chips(rotation) for rotation in CHIPS}, ("packages",)),
+         {3: OLDER_CHIPS}, ("packages",)),
 ]
 
 
@@ -107,8 +98,7 @@ class Run:
         start = time.monotonic()
         with log.open("w", encoding="utf-8") as output:
             which = ["ROTATION=all"] if len(self.rotations) > 1 else [f"ROTATION={self.rotations[0]}", f"THIRD={choose_third()}"]
-            chips = f"CHIPS={';'.join(map(str, older_chips(self.rotations)))}"
-            process = subprocess.Popen(["make", "--no-print-directory", f"part-{self.part.name}", *which, chips],
+            process = subprocess.Popen(["make", "--no-print-directory", f"part-{self.part.name}", *which],
                                        cwd=ROOT, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT)
             _, status, usage = os.wait4(process.pid, 0)
             process.returncode = os.waitstatus_to_exitcode(status)
@@ -196,25 +186,25 @@ def self_test():
     assert {i // 3 % 3 for i in range(9 * len(TURNS)) if TURNS[i % len(TURNS)] == 3} == {0, 1, 2}, "every third has its turn"
     for first in range(len(TURNS)):
         chips = {chip for turn in range(first, first + 3) for chip in CHIPS.get(TURNS[turn % len(TURNS)], ())}
-        assert chips == {75, 80, 86, 89, WITH_TESTS}, f"the commits {first} to {first + 2} of a cycle compile {sorted(chips)}"
+        assert chips == {75, 80, 86, 89, 90}, f"the commits {first} to {first + 2} of a cycle compile {sorted(chips)}"
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
     for name in names:
         assert f"\npart-{name}:" in makefile, f"the Makefile has no target part-{name}"
-    assert re.search(r"^part-chips:\n.*FOVEA_CUDA_ARCHITECTURES=\"\$\(CHIPS\)\"", makefile, re.MULTILINE)
-    assert older_chips(ROTATIONS) == [75, 80, 86, 89] and older_chips((1,)) == [] and about_chips(2) == "sm_89; the ladder"
-    assert set(next(part.has for part in PARTS if part.name == "chips")) == set(CHIPS)
+    compiled = re.search(r"^part-chips:\n.*FOVEA_CUDA_ARCHITECTURES=\"([\d;]+)\"", makefile, re.MULTILINE)[1]
+    with_chips = next(part.has for part in PARTS if part.name == "chips")
+    assert set(CHIPS) == set(with_chips) == {3}, "rotation 3 builds the preset test-cuda beside the part chips"
+    assert CHIPS[3] == (*map(int, compiled.split(";")), 90)
     presets = json.loads((ROOT / "CMakePresets.json").read_text(encoding="utf-8"))["configurePresets"]
     trees = {preset["name"]: preset.get("cacheVariables", {}) for preset in presets}
-    assert trees["test-cuda"].get("FOVEA_CUDA_ARCHITECTURES", trees["test-all"]["FOVEA_CUDA_ARCHITECTURES"]) == str(WITH_TESTS)
-    assert {rotation for rotation, chips in CHIPS.items() if WITH_TESTS in chips} == {3}, "rotation 3 builds the preset test-cuda"
+    assert trees["test-cuda"].get("FOVEA_CUDA_ARCHITECTURES", trees["test-all"]["FOVEA_CUDA_ARCHITECTURES"]) == "90"
     run = Run(PARTS[0], (1,))
     run.state, run.seconds, run.processor = "passed", 1.6, 12.4
     lines = table([run, Run(PARTS[1], (1,))], 3)
     assert lines[1].split()[:4] == ["packages", "passed", "2", "12"] and "not run" in lines[2] and lines[3].split()[:3] == ["all", "3", "12"]
-    lines = rotation_lines(PARTS, (2,), "5 commits")
-    assert "  chips: sm_89; the ladder: runs" in lines and "  build: CUDA kernels for sm_90, linked, and what meets CUDA: left to another run" in lines
-    assert "  chips: sm_89; the ladder: left to another run" in rotation_lines(PARTS, (3,), "")
-    assert [part.name for part in parts_of(PARTS, (1,)) if part.name in ("build", "chips")] == []
+    lines = rotation_lines(PARTS, (3,), "5 commits")
+    assert "  chips: sm_75 to sm_89; the ladder: runs" in lines and "  build: emulated kernels: left to another run" in lines
+    assert "  chips: sm_75 to sm_89; the ladder: left to another run" in rotation_lines(PARTS, (2,), "")
+    assert [part.name for part in parts_of(PARTS, (4,)) if part.name in ("build", "chips")] == ["build"]
     assert parts_of(PARTS, ROTATIONS) == PARTS
     assert all(parts_of(PARTS, (rotation,)) for rotation in ROTATIONS)
     print("run_tests.py: nothing wrong")

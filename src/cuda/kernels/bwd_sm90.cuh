@@ -64,8 +64,8 @@
 //   turn[b] added[b]            this step may be added to dQ, or has been         those that take turns -> dQ, and back
 //   passed_on[b]                and the next block's turn has come                among those that take turns
 //   full_inbox[w]               dQ of later keys is in the consumer's inbox       the sending CTA's messenger -> consumer
-//   full_inbox[i] empty_inbox[i]  last_writes with one gradient: sums of a slice  bytes -> warpgroup of dQ; it -> who waits for turns
-//                               are in an inbox, or have been read
+//                               with one gradient, sums of a slice are there     who waits for turns, bytes -> warpgroup of dQ
+//   empty_inbox[i]              these have been read                             it -> who waits for turns
 //   room[way][w]                the inbox of the CTA above, or below, is free     its messenger -> consumer
 //   kOwnKeys + w                K of the consumer is finite                       among its warps
 //   kDqStaged + w empty_dq[w]   dQ of the consumer is staged, or has been read    consumer -> its writer, or messenger, and back
@@ -100,10 +100,10 @@
 
 namespace fovea::cuda {
 
+/// What a configuration has to be.
 template <class Instance>
-__global__ void __launch_bounds__(Instance::kConfig.threads(), 1)
-    bwd_sm90(const __grid_constant__ TmaBackwardArgs args) {
-  constexpr BwdSm90Config kConfig = Instance::kConfig;
+struct BwdSm90Checks {
+  static constexpr BwdSm90Config kConfig = Instance::kConfig;
   static_assert(kConfig.head_dim % 32 == 0 && kConfig.head_dim_v % 32 == 0);
   static_assert(kConfig.parts == 1 && kConfig.q_stages == kConfig.do_stages,
                 "a step has one slot for Q and dO");
@@ -121,6 +121,13 @@ __global__ void __launch_bounds__(Instance::kConfig.threads(), 1)
   static_assert(kConfig.slice_columns() % kConfig.k_strip == 0, "a product's columns of K are whole strips");
   static_assert(4 * BwdSm90Work::kFields <= kConfig.kWorkBytes);
   static_assert(kConfig.shared_bytes() <= kConfig.kMostShared);
+};
+
+template <class Instance>
+__global__ void __launch_bounds__(Instance::kConfig.threads(), 1)
+    bwd_sm90(const __grid_constant__ TmaBackwardArgs args) {
+  constexpr BwdSm90Config kConfig = Instance::kConfig;
+  (void)BwdSm90Checks<Instance>{};
 
   extern __shared__ __align__(1024) unsigned char shared[];
   const BwdSm90Memory<Instance> memory{ptx::shared_address(shared)};

@@ -95,8 +95,8 @@ struct BwdSm90Config {
   constexpr bool adds_dbias() const { return expression && stages_dq(); }
   /// Whether dQ is added in a fixed order in all problems that it takes.
   constexpr bool fixed_order() const { return last_writes || first_stores; }
-  /// Slices of the sums of others that are brought ahead of a warpgroup that adds its own and writes dq: as many as there is room for.
-  constexpr int inboxes() const { return !one_gradient || !last_writes ? 0 : head_dim > 192 ? 1 : 2; }
+  /// Slices of the sums of others that are brought ahead of a warpgroup that adds its own and writes dq: two have room beside two stages of K.
+  constexpr int inboxes() const { return one_gradient && last_writes ? 2 : 0; }
   /// Whether there is room for a slice of dQ of each consumer: staged here, or by another CTA.
   constexpr bool holds_dq() const { return stages_dq() || chain; }
   constexpr int slices_held() const { return holds_dq() ? kConsumers : inboxes(); }

@@ -167,7 +167,7 @@ __device__ __forceinline__ void bwd_sm90_load_keys(const TmaBackwardArgs& args,
     ptx::mbarrier_wait(memory.empty_k(k.index), k.phase ^ 1);
   } else {
     ptx::mbarrier_wait(memory.empty_v(), (keys & 1) ^ 1);
-    // All of V is in registers: loads of it may be on their way yet when those who issued them have arrived.
+    // Where all of V goes to registers its loads may be on their way yet when their warps have arrived.
     if constexpr (16 * kConfig.v_steps == kConfig.head_dim_v) ptx::async_proxy_fence();
   }
   ptx::mbarrier_arrive_expect(full, kK ? kConfig.k_bytes() : kConfig.v_bytes());
@@ -347,7 +347,7 @@ __device__ __forceinline__ void bwd_sm90_bring(const BwdSm90Memory<Instance>& me
   for (int slice = 0; slice < kConfig.slices(); ++slice, ++brought) {
     const RingSlot<kConfig.inboxes()> slot(brought);
     ptx::mbarrier_wait(memory.empty_inbox(slot.index), slot.phase ^ 1);
-    ptx::async_proxy_fence();  // loads of what is there, which may be on their way yet
+    ptx::async_proxy_fence();  // loads of what was there, which may be on their way yet
     BwdSm90Dq<Instance>::bring(memory.dq(slot.index), sums, slice, memory.full_inbox(slot.index));
   }
 }

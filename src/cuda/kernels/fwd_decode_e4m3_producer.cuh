@@ -77,8 +77,8 @@ struct FwdDecodeE4M3Producer {
       for (int i = 0; i < count; ++i) {
         const uint32_t full = memory.full(ring.stage);
         ptx::mbarrier_wait(memory.empty(ring.stage), ring.parity ^ 1);
-        ptx::
-            async_proxy_fence();  // loads of values, which may be on their way yet when their warp has arrived
+        // Loads of values to registers may be on their way yet when their warp has arrived.
+        ptx::async_proxy_fence();
         if (lane == 0) {
           ptx::mbarrier_arrive_expect(full, kConfig.stage_bytes());
         } else {

@@ -380,8 +380,8 @@ __device__ __forceinline__ void fwd_sm90_plan(const TmaForwardArgs& args, const 
           // Until Q is free. Without plans_ahead() that frees the place of the work tile, too.
           const auto wait_for_q = [&] {
             ptx::mbarrier_wait(memory.empty_q(w), (tile_count & 1) ^ 1);
-            ptx::
-                async_proxy_fence();  // loads of it to registers, which may be on their way yet when their warps have arrived
+            // Loads of Q to registers may be on their way yet when their warps have arrived.
+            ptx::async_proxy_fence();
           };
           if constexpr (!kAhead) wait_for_q();
           const int row = first_row + (cta_rank<Memory>() * Memory::kConfig.row_groups() + w) * kRows;
