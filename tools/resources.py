@@ -8,8 +8,8 @@
         no host code is compiled, and nothing can link it.
     resources.py table --kernels KERNELS.JSON [--list LIST] --version VERSION [--chips N,...] --page PAGE [--write] REPORTS...
         compares PAGE with the kernels that were built, or writes it. LIST is the output of the program list_kernels; without
-        it, threads and shared memory are those of PAGE. Kernels for other chips than N may be missing. REPORTS are the files that `compile` left. Kernels have to be the
-        same; numbers and what `compile` fails on too, unless the page was made by another version of the compiler.
+        it, threads and shared memory are those of PAGE. REPORTS are the files that `compile` left. Kernels have to be the
+        same, but those for other chips than N may be missing; numbers and what `compile` fails on too, unless the page was made by another version of the compiler.
     resources.py --self-test
 """
 import argparse

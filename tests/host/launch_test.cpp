@@ -1406,10 +1406,14 @@ TEST(KernelChoice, AFixedOrderWithoutAMaskIsForFewKeys) {
   Kernel writes = last_writes(), stores = last_writes();
   writes.last_queries_first = stores.last_queries_first = LastQueriesFirst::kNever;
   stores.last_writes = false;
-  AttentionProblem p = problem(16, 512, 512, 16, 16, 64);
-  p.pass = Pass::kBackward;
-  for (const Role role : {Role::kDQ, Role::kDK, Role::kDV})
-    add(p, role), p.tensors[index_of(role)] = p[Role::kQ];
+  const auto of_keys = [](int64_t keys) {
+    AttentionProblem p = problem(16, keys, keys, 16, 16, 64);
+    p.pass = Pass::kBackward;
+    for (const Role role : {Role::kDQ, Role::kDK, Role::kDV})
+      add(p, role), p.tensors[index_of(role)] = p[Role::kQ];
+    return p;
+  };
+  const AttentionProblem p = of_keys(512);
   EXPECT_EQ(cannot(writes, p, hopper()), "");
   EXPECT_NE(cannot(stores, p, hopper()).find("or the same bits each time"), std::string::npos);
   const DeviceProperties device = hopper();
@@ -1421,11 +1425,7 @@ TEST(KernelChoice, AFixedOrderWithoutAMaskIsForFewKeys) {
   EXPECT_EQ(cannot(stores, causal, hopper()), "");
   causal.tensors[index_of(Role::kDQ)].dtype = DType::kF32;
   EXPECT_EQ(cannot(stores, causal, hopper()), "") << "bwd_postprocess writes dq";
-  AttentionProblem longer = problem(16, 600, 600, 16, 16, 64);
-  longer.pass = Pass::kBackward;
-  for (const Role role : {Role::kDQ, Role::kDK, Role::kDV})
-    add(longer, role), longer.tensors[index_of(role)] = longer[Role::kQ];
-  EXPECT_NE(cannot(writes, longer, hopper()).find("up to 512 keys"), std::string::npos);
+  EXPECT_NE(cannot(writes, of_keys(600), hopper()).find("up to 512 keys"), std::string::npos);
 }
 
 TEST(Schedule, HeadsAtOnceWhereTheFirstStores) {

@@ -149,26 +149,20 @@ struct BwdSm90Dq : BwdSm90Warpgroup<Instance> {
   __device__ __forceinline__ static float* sums_of(const BackwardArgs& b, int head, int n) {
     return b.dq_sum + (int64_t{head} * b.rows + n * kM) * kD;
   }
-  /// Adds a warp's 16 queries of columns from `column` on, straight from registers, to `sums`, those of the block.
-  template <int kRegisters>
+  /// Adds a warp's 16 queries of columns from `column` on, straight from registers, to `sums`, those of the block; or stores them there.
+  template <bool kStores = false, int kRegisters>
   __device__ __forceinline__ static void add_registers(const float (&acc)[kRegisters], float* sums,
                                                        int column) {
-    float* const to = registers_at(sums, column);
+    float* const to = sums + warp() * (kRow16 / 4) + column / 8 * (kFragment / 4) + lane() * 4;
 #pragma unroll
-    for (int t = 0; t < kRegisters / 4; ++t)
-      ptx::red_add_v4(to + t * (kFragment / 4), acc[4 * t], acc[4 * t + 1], acc[4 * t + 2], acc[4 * t + 3]);
-  }
-  /// The same as the first part of the sums.
-  template <int kRegisters>
-  __device__ __forceinline__ static void store_registers(const float (&acc)[kRegisters], float* sums,
-                                                         int column) {
-    float* const to = registers_at(sums, column);
-#pragma unroll
-    for (int t = 0; t < kRegisters / 4; ++t)
-      ptx::store_v4(to + t * (kFragment / 4), acc[4 * t], acc[4 * t + 1], acc[4 * t + 2], acc[4 * t + 3]);
-  }
-  __device__ __forceinline__ static float* registers_at(float* sums, int column) {
-    return sums + warp() * (kRow16 / 4) + column / 8 * (kFragment / 4) + lane() * 4;
+    for (int t = 0; t < kRegisters; t += 4) {
+      float* const fragment = to + t * (kFragment / 16);
+      if constexpr (kStores) {
+        ptx::store_v4(fragment, acc[t], acc[t + 1], acc[t + 2], acc[t + 3]);
+      } else {
+        ptx::red_add_v4(fragment, acc[t], acc[t + 1], acc[t + 2], acc[t + 3]);
+      }
+    }
   }
   /// Adds what a warp has staged of a slice at `from` to `sums`, those of the step, or stores it there: contiguous, one bulk reduction or
   /// copy, of the columns that exist.
@@ -222,7 +216,7 @@ struct BwdSm90Dq : BwdSm90Warpgroup<Instance> {
     }
     if constexpr (kConfig.fixed_order()) {
       if (role.first) {
-        store_registers(acc, sums, slice * kSlice);
+        add_registers<true>(acc, sums, slice * kSlice);
         return;
       }
     }
@@ -265,7 +259,7 @@ struct BwdSm90Dq : BwdSm90Warpgroup<Instance> {
 
   /// All tiles of this CTA, where dQ has a warpgroup of its own.
   __device__ __forceinline__ void run() const {
-    ptx::wait_for_launches_before();  // sums are zeros
+    ptx::wait_for_launches_before();  // sums are zeros, unless the first to add stores
     uint32_t count = 0, keys_read = 0, brought = 0;
     for (uint32_t tile = 0;; ++tile) {
       ptx::mbarrier_wait(memory.full_work(tile), tile / 2 & 1);
