@@ -26,7 +26,7 @@ DTYPES = {  # name -> (enumerator of DType, element type of CUDA, header)
     "bf16": ("kBF16", "__nv_bfloat16", "cuda_bf16.h"),
     "f32": ("kF32", "float", None),
 }
-KINDS = {"append": "kAppend", "merge": "kMerge", "move": "kMove", "forward": "kForward", "bf16x3": "kBf16x3", "transpose_values": "kTransposeValues", "combine": "kCombine", "backward": "kBackward",
+KINDS = {"append": "kAppend", "merge": "kMerge", "move": "kMove", "forward": "kForward", "bf16x3": "kBf16x3", "transpose_values": "kTransposeValues", "clear_counter": "kClearCounter", "combine": "kCombine", "backward": "kBackward",
          "backward_bf16x3": "kBackwardBf16x3", "backward_dv": "kBackwardDv", "backward_dq": "kBackwardDq", "preprocess": "kPreprocess",
          "postprocess": "kPostprocess", "list_zeros": "kListZeros", "list_counts": "kListCounts", "list_offsets": "kListOffsets",
          "list_inverse": "kListInverse", "list_keys": "kListKeys", "list_gradients": "kListGradients",
@@ -181,7 +181,7 @@ def kernels_of(key, family):
                 check(re.fullmatch(r"\w+", family["args"]), f"args = {family['args']!r}: expected the name of a binding")
                 members.append(("binding", f"&{family['args']}_args"))
             if "grid" in family:
-                forward = family["kind"] in ("forward", "bf16x3", "transpose_values", "seen_blocks", "alibi_norms", "combine")
+                forward = family["kind"] in ("forward", "bf16x3", "transpose_values", "seen_blocks", "alibi_norms", "clear_counter", "combine")
                 members.append(("forward_grid" if forward else "backward_grid",
                                 f"[](const {'ForwardArgs' if forward else 'BackwardArgs'}& args) -> Grid {{ "
                                 f"return {{{expression(family['grid'])}}}; }}"))

@@ -173,6 +173,7 @@ CUresult launch_clusters(CUfunction function, unsigned grid_x, unsigned grid_y, 
     case cuda::KernelKind::kTransposeValues:
     case cuda::KernelKind::kSeenBlocks:
     case cuda::KernelKind::kAlibiNorms:
+    case cuda::KernelKind::kClearCounter:
     case cuda::KernelKind::kCombine:
       return run_kernel<cuda::ForwardArgs>(launch, kernel, parameters[0]);
     case cuda::KernelKind::kBackward:

@@ -112,11 +112,9 @@ __device__ __forceinline__ void find_alibi_norms(const tile::AttentionParams& p,
   if (threadIdx.x == 0) norms.of_head(p, batch, head)[part] = norm_rounded_up(q) << 16 | norm_rounded_up(k);
 }
 
-/// Before a forward, whose counter of tiles starts at 0.
+/// Before a forward.
 template <class T>
 __global__ void __launch_bounds__(kAlibiNormsThreads) alibi_norms(const __grid_constant__ ForwardArgs args) {
-  if (args.tile_counter != nullptr && blockIdx.x + blockIdx.y + blockIdx.z + threadIdx.x == 0)
-    *args.tile_counter = 0;
   find_alibi_norms<T>(args.p, args.alibi_norms);
 }
 /// Before the main kernel of a backward.

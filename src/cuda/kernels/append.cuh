@@ -15,6 +15,7 @@
 
 #include "cuda/kernels/append_args.hpp"
 #include "cuda/ptx/convert.cuh"
+#include "cuda/ptx/grid.cuh"
 #include "cuda/ptx/special.cuh"
 #include "cuda/warp/any_query.cuh"
 
@@ -132,6 +133,8 @@ __device__ __forceinline__ void write_length(const AppendArgs& args, int b) {
 /// Everything, to a cache of elements of type To.
 template <class T, class To>
 __device__ __forceinline__ void append_all(const AppendArgs& args) {
+  ptx::wait_for_launches_before();
+  ptx::let_next_launch_begin();  // which waits for this one before it reads a key
   const tile::AttentionParams& p = args.p;
   const int threads = static_cast<int>(gridDim.x) * kAppendThreads,
             thread = static_cast<int>(blockIdx.x) * kAppendThreads + static_cast<int>(threadIdx.x);

@@ -169,7 +169,8 @@ struct Preprocess {
 template <class T>
 __global__ void __launch_bounds__(kPreprocessThreads)
     bwd_preprocess(const __grid_constant__ BackwardArgs args) {
-  ptx::let_next_launch_begin();
+  ptx::wait_for_launches_before();
+  ptx::let_next_launch_begin();  // not before the wait: the main kernel loads q, k, v and d_o without one
   const int head = static_cast<int>(blockIdx.y), batch = static_cast<int>(blockIdx.z);
   const int thread = static_cast<int>(threadIdx.x);
   if (blockIdx.x == 0 && head == 0 && batch == 0) {  // no CTA of the main kernel has begun

@@ -73,8 +73,9 @@ struct FwdSm90Epilogue {
   /// Columns of O from first_column on.
   __device__ __forceinline__ int columns_left() const { return f.p.head_dim_v - first_column; }
 
+  static constexpr int kRowsApart = 8;  ///< a lane's two rows, as wgmma lays out accumulators
   /// Row of half `half` of this lane's accumulators.
-  __device__ __forceinline__ int row_at(int half) const { return warp_row + lane / 4 + 8 * half; }
+  __device__ __forceinline__ int row_at(int half) const { return warp_row + lane / 4 + kRowsApart * half; }
 
   /// Whether any output of the warp is NaN or infinite: 0 times these is NaN.
   template <int kRegsO>
@@ -128,16 +129,13 @@ struct FwdSm90Epilogue {
       sum[half] = kConfig.row_sum_in_mma ? acc_o[kColumns / 2 + 2 * half] : row_total(rows.row_sum[half]);
     if (f.num_splits == 1 && f.p.sink == nullptr) {  // usual, and much shorter
       const int used_row = work.span.used_q * packed_heads(f);
-      const bool writes_lse = f.p.lse.data != nullptr && lane % 4 == 0 && first_column == 0;
+      bool used[2];
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        const int row = row_at(half);
-        const bool used = row < used_row && sum[half] != 0.0f;
-        factor[half] = used ? ptx::rcp(sum[half]) : 0.0f;
-        if (writes_lse && row < work.end_row)
-          write_lse(f, work, query_row(f, work, row),
-                    used ? (rows.base(half) + log2_of_sum(sum[half])) * tile::kLn2 : -INFINITY);
+        used[half] = row_at(half) < used_row && sum[half] != 0.0f;
+        factor[half] = used[half] ? ptx::rcp(sum[half]) : 0.0f;
       }
+      if (f.p.lse.data != nullptr && first_column == 0) store_lse(rows, sum, used);
     } else {
       // Of the code for a row; two where tiles are so short that one is felt.
       constexpr int kCopies = kConfig.stream_k || kColumns <= 64 ? 2 : 1;
@@ -164,22 +162,57 @@ struct FwdSm90Epilogue {
     }
   }
 
+  /// Calls visit(half, element offset) for this lane's two rows: offset_of(row) is that of one, `step` from a query to the next. Rows of
+  /// one head share their 64-bit products, which 512 tokens feel (docs/kernels/log/fwd_sm90.md, The end of a tile).
+  template <class OffsetOf, class Visit>
+  __device__ __forceinline__ void for_both_rows(int64_t step, const OffsetOf& offset_of,
+                                                const Visit& visit) const {
+    const int64_t first = offset_of(query_row(f, work, row_at(0)));
+    if constexpr (kConfig.e4m3) {  // whose registers do not hold the second as well
+      visit(0, first);
+      visit(1, offset_of(query_row(f, work, row_at(1))));
+    } else {
+      int64_t second = first + kRowsApart * step;
+      if (f.pack_group) second = offset_of(query_row(f, work, row_at(1)));
+      visit(0, first);
+      visit(1, second);
+    }
+  }
+
+  /// lse of this lane's two rows, which are in one part and without a sink.
+  template <class Rows>
+  __device__ __forceinline__ void store_lse(const Rows& rows, const float (&sum)[2],
+                                            const bool (&used)[2]) const {
+    if (lane % 4 != 0) return;
+    for_both_rows(
+        f.p.lse.row,
+        [&](QueryRow r) { return f.p.lse.offset(work.batch, r.head, work.span.row_q + r.query); },
+        [&](int half, int64_t at) {
+          if (row_at(half) < work.end_row)
+            f.p.lse.data[at] =
+                used[half] ? (rows.base(half) + log2_of_sum(sum[half])) * tile::kLn2 : -INFINITY;
+        });
+  }
+
   /// O in vectors of 16 bytes, or of 8 in float32.
   template <int kRegsO>
   __device__ __forceinline__ void store_vectors(const float (&acc_o)[kRegsO],
                                                 const float (&factor)[2]) const {
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const int row = row_at(half), columns = row < work.end_row ? columns_left() : 0;
-      const QueryRow r = query_row(f, work, row);
-      if (sizeof(T) == 4 || f.p.o_is_f32()) {
-        store_row_pairs<kColumns>(o_row<float>(f, work, r) + first_column, columns, acc_o, half, factor[half],
-                                  lane);
-      } else if constexpr (sizeof(T) == 2) {
-        store_row_vectors<kColumns>(o_row<T>(f, work, r) + first_column, columns, acc_o, half, factor[half],
-                                    lane);
-      }
-    }
+    for_both_rows(
+        f.p.o.row,
+        [&](QueryRow r) {
+          return f.p.o.offset(work.batch, work.span.row_q + r.query, r.head) + first_column;
+        },
+        [&](int half, int64_t at) {
+          const int columns = row_at(half) < work.end_row ? columns_left() : 0;
+          if (sizeof(T) == 4 || f.p.o_is_f32()) {
+            store_row_pairs<kColumns>(reinterpret_cast<float*>(f.p.o.data) + at, columns, acc_o, half,
+                                      factor[half], lane);
+          } else if constexpr (sizeof(T) == 2) {
+            store_row_vectors<kColumns>(reinterpret_cast<T*>(f.p.o.data) + at, columns, acc_o, half,
+                                        factor[half], lane);
+          }
+        });
   }
 
   /// A part of O, whose rows are whole in memory: two elements at a time.

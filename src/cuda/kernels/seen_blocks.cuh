@@ -260,12 +260,9 @@ __device__ __forceinline__ void seen_blocks_of_tile(const tile::AttentionParams&
   }
 }
 
-/// Args: ForwardArgs, or BackwardArgs, whose tiles are of keys. The forward's counter of tiles starts at 0.
+/// Args: ForwardArgs, or BackwardArgs, whose tiles are of keys.
 template <class Args>
 __global__ void __launch_bounds__(kSeenBlocksThreads) seen_blocks(const __grid_constant__ Args args) {
-  if constexpr (std::is_same_v<Args, ForwardArgs>) {
-    if (args.tile_counter != nullptr && blockIdx.x == 0 && threadIdx.x == 0) *args.tile_counter = 0;
-  }
   seen_blocks_of_tile<std::is_same_v<Args, BackwardArgs>>(args.p, args.seen);
 }
 

@@ -84,11 +84,9 @@ class CudaAppend final : public AppendStep {
     args.q_rotated = static_cast<char*>(q);
     if (args.p.batch == 0) return;
     std::array<void*, 1> parameters = {&args};
-    const auto grid = append_grid<Grid>(args);
-    const CUresult error =
-        driver().launch_kernel(code_.function, static_cast<unsigned>(grid.x), static_cast<unsigned>(grid.y),
-                               1, static_cast<unsigned>(kernel_.threads), 1, 1, 0,
-                               static_cast<CUstream>(buffers.stream), parameters.data(), nullptr);
+    const CUresult error = put_on_stream(
+        kernel_, code_.function, {.ctas = append_grid<Grid>(args), .early = can_begin_early(kernel_, code_)},
+        static_cast<CUstream>(buffers.stream), parameters.data());
     if (error != CUDA_SUCCESS) throw_cuda(kernel_.name, error);
   }
 

@@ -215,6 +215,11 @@ const LoadedKernel& usable(const Kernel& kernel, int id) {
   return code;
 }
 
+bool can_begin_early(const Kernel& kernel, const LoadedKernel& code) {
+  constexpr int kOldestChip = 90, kOldestDriver = 12030;
+  return kernel.begins_early && code.chip >= kOldestChip && driver().driver_version >= kOldestDriver;
+}
+
 AttributedLaunch::AttributedLaunch(const Kernel& kernel, const Grid& ctas, unsigned cluster, bool early) {
   if (cluster > 0) {
     CUlaunchAttribute& attribute = attributes[config.numAttrs++];
@@ -233,6 +238,20 @@ AttributedLaunch::AttributedLaunch(const Kernel& kernel, const Grid& ctas, unsig
   config.blockDimY = config.blockDimZ = 1;
   config.sharedMemBytes = static_cast<unsigned>(kernel.shared_bytes);
   config.attrs = attributes;
+}
+
+CUresult put_on_stream(const Kernel& kernel, CUfunction function, const LaunchShape& shape, CUstream stream,
+                       void** parameters) {
+  if (shape.cluster == 0 && !shape.early) {
+    return driver().launch_kernel(function, static_cast<unsigned>(shape.ctas.x),
+                                  static_cast<unsigned>(shape.ctas.y), static_cast<unsigned>(shape.ctas.z),
+                                  static_cast<unsigned>(kernel.threads), 1, 1, shape.shared_bytes, stream,
+                                  parameters, nullptr);
+  }
+  AttributedLaunch launch(kernel, shape.ctas, shape.cluster, shape.early);
+  launch.config.hStream = stream;
+  launch.config.sharedMemBytes = shape.shared_bytes;
+  return driver().launch_kernel_ex(&launch.config, function, parameters, nullptr);
 }
 
 int active_clusters(const Kernel& kernel, const LoadedKernel& code, int id, int cluster) {

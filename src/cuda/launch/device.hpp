@@ -34,6 +34,18 @@ const LoadedKernel& loaded(const Kernel& kernel, int id);
 const LoadedKernel& usable(const Kernel& kernel, int id);
 /// The kernel as the library holds it where the text is empty, else compiled for the expression.
 const LoadedKernel& loaded(const Kernel& kernel, int id, const std::string& expression);
+/// Whether the kernel can be launched to begin while the one before it runs. The code must be that of a chip which has the wait, and
+/// a graph must know such launches (CUDA 12.3).
+bool can_begin_early(const Kernel& kernel, const LoadedKernel& code);
+struct LaunchShape {
+  Grid ctas;
+  unsigned shared_bytes = 0;  ///< dynamic, of a CTA
+  unsigned cluster = 0;       ///< CTAs of a cluster; 0: none
+  bool early = false;         ///< may begin before the launch before it has ended
+};
+/// Launches the kernel. Drivers that know neither clusters nor early launches are asked for neither.
+CUresult put_on_stream(const Kernel& kernel, CUfunction function, const LaunchShape& shape, CUstream stream,
+                       void** parameters);
 /// What a launch says of a kernel in clusters (`cluster` CTAs each; 0: none), or of one that begins `early`, before the launch before it
 /// has ended. It points into itself.
 struct AttributedLaunch {

@@ -53,6 +53,7 @@ enum class KernelKind : uint8_t {
   kTransposeValues,  ///< forward: v of 8 bits with its keys side by side, before kForward
   kSeenBlocks,       ///< forward: looks which blocks of keys a tile sees, before kForward
   kAlibiNorms,       ///< forward: norms of q and k, before a kForward that passes over what is beyond reach
+  kClearCounter,     ///< forward: the counter of tiles becomes 0, before a kForward that takes tiles from it
   kCombine,          ///< forward: merges the parts of splits
   kBackward,         ///< dk, dv, sums of dq
   kPreprocess,       ///< backward: row statistics; zeros where sums are accumulated

@@ -162,6 +162,7 @@ class Collector {
     if (set_.main->e4m3_operands) add(set_.before, KernelKind::kTransposeValues);
     if (walks_over_seen_blocks()) add(set_.before, KernelKind::kSeenBlocks);
     if (may_have_reach(p(), *set_.main)) add(set_.before, KernelKind::kAlibiNorms);
+    if (set_.main->persistent && !set_.main->stream_k) add(set_.before, KernelKind::kClearCounter);
     if (!set_.clause.empty()) return;
     // Without one, keys are not split.
     if (const Kernel* combine = find(KernelKind::kCombine).kernel) set_.after.push_back(combine);

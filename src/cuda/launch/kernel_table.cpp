@@ -80,6 +80,8 @@ const char* name_of(KernelKind kind) {
       return "norms";
     case KernelKind::kBackwardAlibiNorms:
       return "backward (norms)";
+    case KernelKind::kClearCounter:
+      return "counter";
     case KernelKind::kCombine:
       return "combine";
     case KernelKind::kBackward:

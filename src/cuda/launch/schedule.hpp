@@ -89,8 +89,7 @@ struct ForwardLayout {
   int64_t part_o = -1, part_lse = -1, part_flags = -1;  ///< results of splits
   Bf16x3Copies bf16x3;
   int64_t transposed_v = -1;
-  int64_t tile_counter =
-      -1;  ///< of a persistent kernel; seen_blocks or alibi_norms makes it 0, or a memset before the launch
+  int64_t tile_counter = -1;  ///< of a persistent kernel; clear_counter makes it 0
   SeenBlocksParts seen;
   int64_t alibi_norms = -1;
   int64_t arriving_keys = 0, arriving_heads = 1;

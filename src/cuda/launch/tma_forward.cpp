@@ -86,9 +86,6 @@ void bind_forward(const LaunchInput<ForwardLayout>& launch, void* to) {
   all.o_in_vectors = (args.num_splits == 1 || args.part_rows > 0) && (p.aligned16 & tile::kAlignedO) != 0;
   all.scale_log2 = (p.expression.has_score ? 1 : p.softcap > 0 ? p.softcap : p.scale) * tile::kLog2e;
   if (p.softcap > 0) all.cap_scale_log2 = 2 * tile::kLog2e * p.scale / p.softcap;
-  // seen_blocks and alibi_norms make it 0 where they come before.
-  if (args.tile_counter != nullptr && args.seen.data == nullptr && !args.alibi_norms.wanted)
-    set_words(args.tile_counter, 0, 1, launch.stream);
 }
 
 }  // namespace
