@@ -97,7 +97,7 @@ THIRD ?=
 PARTS := packages get-clang get-python get-browser build tests threads sanitizers python report chips
 .PHONY: $(addprefix part-,$(PARTS))
 # Arguments of ctest that leave out the tests of other rotations, and of other thirds if THIRD is given; none for all of them.
-rotating = $(if $(filter 1 2 3,$(ROTATION)),--label-exclude 'rotation_[^$(ROTATION)]$(if $(THIRD),|third_[^$(THIRD)])')$(if $(filter 4,$(ROTATION)),--label-regex '^emulation')
+rotating = $(if $(filter 1 2 3,$(ROTATION)),--label-exclude 'rotation_[^$(ROTATION)]$(if $(THIRD),|third_[^$(THIRD)])')$(if $(filter 4,$(ROTATION)),--label-regex '^emulation'$(if $(THIRD), --label-exclude 'third_[^$(THIRD)]'))
 part-packages: cuda-setup
 part-get-clang: test-setup
 part-get-python:

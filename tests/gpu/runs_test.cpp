@@ -174,18 +174,26 @@ TEST_F(Runs, KeepTheOrderOfTheirStream) {
   });
 }
 
-/// Runs in a chain: the queries of each are what the one before has written, so that none may read before that has ended (nor write, as two
-/// results take turns).
-void expect_chain(DeviceProblem& x) {
-  const size_t size = x.host()[Role::kQ].memory().size();
-  ASSERT_EQ(x.host()[Role::kO].memory().size(), size);
+/// Runs in a chain: what each reads here is what the one before has written there, so that none may read before that has ended (nor write,
+/// as two results take turns).
+struct Chain {
+  Role read, written;  ///< of one shape
+  const void* fovea_buffers::*from;
+  void* fovea_buffers::*to;
+};
+constexpr Chain kForwards = {Role::kQ, Role::kO, &fovea_buffers::q, &fovea_buffers::o};
+constexpr Chain kBackwards = {Role::kDO, Role::kDQ, &fovea_buffers::d_o, &fovea_buffers::dq};
+
+void expect_chain(DeviceProblem& x, const Chain& of) {
+  const size_t size = x.host()[of.read].memory().size();
+  ASSERT_EQ(x.host()[of.written].memory().size(), size);
   const std::array<DeviceBytes, 2> rows = {DeviceBytes(size), DeviceBytes(size)};
   const Stream stream;
   const auto chain = [&](bool apart) {
     fovea_buffers b = x.buffers(stream.get());
-    cuda_ok(cudaMemcpyAsync(rows[0].get(), b.q, size, cudaMemcpyDeviceToDevice, stream.get()));
+    cuda_ok(cudaMemcpyAsync(rows[0].get(), b.*of.from, size, cudaMemcpyDeviceToDevice, stream.get()));
     for (size_t i = 0; i < 8; ++i) {
-      b.q = rows[i % 2].get(), b.o = rows[(i + 1) % 2].get();
+      b.*of.from = rows[i % 2].get(), b.*of.to = rows[(i + 1) % 2].get();
       EXPECT_EQ(fovea_run(x.plan(), &b), FOVEA_OK) << fovea_last_error();
       if (apart) stream.wait();
     }
@@ -221,7 +229,28 @@ TEST_F(Runs, ReadWhatTheOneBeforeThemWrites) {
     ProblemSpec spec = decode();
     spec.seqlen_k = keys;
     for_each_backend(spec, [](DeviceProblem& x, const std::string&, const ProblemSpec&, fovea_pass pass) {
-      if (pass == FOVEA_FORWARD) expect_chain(x);
+      if (pass == FOVEA_FORWARD) expect_chain(x, kForwards);
+    });
+  }
+}
+/// Tiles of unequal work, more than two for each SM: from a counter that a launch before clears.
+TEST_F(Runs, TakeTilesInAChain) {
+  ProblemSpec spec = usual();
+  spec.batch = 12;
+  spec.heads_q = spec.heads_kv = 32;
+  spec.seqlen_q = spec.seqlen_k = 256;
+  for (const std::string& backend : cuda_backends()) {
+    DeviceProblem x(spec, FOVEA_FORWARD, backend);
+    if (x.plan() != nullptr) expect_chain(x, kForwards);
+  }
+}
+/// The first launch of a small backward begins early, and the main kernel loads d_o without a wait of its own.
+TEST_F(Runs, BackwardsReadWhatTheOneBeforeThemWrites) {
+  for (const int head_dim : {64, 128, 256}) {
+    ProblemSpec spec = usual();
+    spec.head_dim = spec.head_dim_v = head_dim;
+    for_each_backend(spec, [](DeviceProblem& x, const std::string&, const ProblemSpec&, fovea_pass pass) {
+      if (pass == FOVEA_BACKWARD) expect_chain(x, kBackwards);
     });
   }
 }
