@@ -139,7 +139,7 @@ Placement placement_of(const AttentionProblem& p, const Kernel& kernel, const Lo
 /// them crowd on the SMs that the launch before leaves first, and take longer (32 sequences, causal, 1 to 1.5 %).
 Placement placement_of(const AttentionProblem& p, const Kernel& kernel, const LoadedKernel&,
                        const BackwardArgs& args) {
-  constexpr int64_t kMostAnSm = 4;  // of kPreprocessThreads, whose registers it has
+  constexpr int64_t kMostAnSm = 4;  // as many as its registers allow of bwd_preprocess
   const Grid grid = grid_of(kernel, args);
   const bool few = grid.x * grid.y * grid.z <= kMostAnSm * properties_of(p[Role::kQ].device_id).sm_count;
   return {kernel.shared_bytes, kernel.kind != KernelKind::kPreprocess || few};

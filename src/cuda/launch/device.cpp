@@ -220,25 +220,38 @@ bool can_begin_early(const Kernel& kernel, const LoadedKernel& code) {
   return kernel.begins_early && code.chip >= kOldestChip && driver().driver_version >= kOldestDriver;
 }
 
-AttributedLaunch::AttributedLaunch(const Kernel& kernel, const Grid& ctas, unsigned cluster, bool early) {
-  if (cluster > 0) {
-    CUlaunchAttribute& attribute = attributes[config.numAttrs++];
-    attribute.id = CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION;
-    attribute.value.clusterDim = {cluster, 1, 1};
+namespace {
+
+/// A launch in clusters, or one that begins early. It points into itself.
+struct AttributedLaunch {
+  CUlaunchAttribute attributes[2] = {};
+  CUlaunchConfig config = {};
+
+  AttributedLaunch(const Kernel& kernel, const LaunchShape& shape, CUstream stream) {
+    if (shape.cluster > 0) {
+      CUlaunchAttribute& attribute = attributes[config.numAttrs++];
+      attribute.id = CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION;
+      attribute.value.clusterDim = {shape.cluster, 1, 1};
+    }
+    if (shape.early) {
+      CUlaunchAttribute& attribute = attributes[config.numAttrs++];
+      attribute.id = CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION;
+      attribute.value.programmaticStreamSerializationAllowed = 1;
+    }
+    config.gridDimX = static_cast<unsigned>(shape.ctas.x);
+    config.gridDimY = static_cast<unsigned>(shape.ctas.y);
+    config.gridDimZ = static_cast<unsigned>(shape.ctas.z);
+    config.blockDimX = static_cast<unsigned>(kernel.threads);
+    config.blockDimY = config.blockDimZ = 1;
+    config.sharedMemBytes = shape.shared_bytes;
+    config.hStream = stream;
+    config.attrs = attributes;
   }
-  if (early) {
-    CUlaunchAttribute& attribute = attributes[config.numAttrs++];
-    attribute.id = CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION;
-    attribute.value.programmaticStreamSerializationAllowed = 1;
-  }
-  config.gridDimX = static_cast<unsigned>(ctas.x);
-  config.gridDimY = static_cast<unsigned>(ctas.y);
-  config.gridDimZ = static_cast<unsigned>(ctas.z);
-  config.blockDimX = static_cast<unsigned>(kernel.threads);
-  config.blockDimY = config.blockDimZ = 1;
-  config.sharedMemBytes = static_cast<unsigned>(kernel.shared_bytes);
-  config.attrs = attributes;
-}
+  AttributedLaunch(const AttributedLaunch&) = delete;
+  AttributedLaunch& operator=(const AttributedLaunch&) = delete;
+};
+
+}  // namespace
 
 CUresult put_on_stream(const Kernel& kernel, CUfunction function, const LaunchShape& shape, CUstream stream,
                        void** parameters) {
@@ -248,15 +261,17 @@ CUresult put_on_stream(const Kernel& kernel, CUfunction function, const LaunchSh
                                   static_cast<unsigned>(kernel.threads), 1, 1, shape.shared_bytes, stream,
                                   parameters, nullptr);
   }
-  AttributedLaunch launch(kernel, shape.ctas, shape.cluster, shape.early);
-  launch.config.hStream = stream;
-  launch.config.sharedMemBytes = shape.shared_bytes;
+  const AttributedLaunch launch(kernel, shape, stream);
   return driver().launch_kernel_ex(&launch.config, function, parameters, nullptr);
 }
 
 int active_clusters(const Kernel& kernel, const LoadedKernel& code, int id, int cluster) {
   const ContextScope scope(primary_context(id));
-  const AttributedLaunch launch(kernel, {.x = cluster}, static_cast<unsigned>(cluster));
+  const AttributedLaunch launch(kernel,
+                                {.ctas = {.x = cluster},
+                                 .shared_bytes = static_cast<unsigned>(kernel.shared_bytes),
+                                 .cluster = static_cast<unsigned>(cluster)},
+                                nullptr);
   int count = 0;
   if (const CUresult error = driver().active_clusters(&count, code.function, &launch.config);
       error != CUDA_SUCCESS) {

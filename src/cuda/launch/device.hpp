@@ -37,6 +37,7 @@ const LoadedKernel& loaded(const Kernel& kernel, int id, const std::string& expr
 /// Whether the kernel can be launched to begin while the one before it runs. The code must be that of a chip which has the wait, and
 /// a graph must know such launches (CUDA 12.3).
 bool can_begin_early(const Kernel& kernel, const LoadedKernel& code);
+/// What a launch takes beside the kernel and its parameters.
 struct LaunchShape {
   Grid ctas;
   unsigned shared_bytes = 0;  ///< dynamic, of a CTA
@@ -46,16 +47,6 @@ struct LaunchShape {
 /// Launches the kernel. Drivers that know neither clusters nor early launches are asked for neither.
 CUresult put_on_stream(const Kernel& kernel, CUfunction function, const LaunchShape& shape, CUstream stream,
                        void** parameters);
-/// What a launch says of a kernel in clusters (`cluster` CTAs each; 0: none), or of one that begins `early`, before the launch before it
-/// has ended. It points into itself.
-struct AttributedLaunch {
-  CUlaunchAttribute attributes[2] = {};
-  CUlaunchConfig config = {};
-
-  AttributedLaunch(const Kernel& kernel, const Grid& ctas, unsigned cluster, bool early = false);
-  AttributedLaunch(const AttributedLaunch&) = delete;
-  AttributedLaunch& operator=(const AttributedLaunch&) = delete;
-};
 /// How many clusters of so many CTAs device `id` holds at a time, at least 1.
 int active_clusters(const Kernel& kernel, const LoadedKernel& code, int id, int cluster);
 /// Compiles the kernel for an expression (compile_kernel of runtime_kernel.hpp) and loads that. Refuses code that spills
