@@ -116,6 +116,31 @@ TEST(FewQueries, OfHeadsThatShareClusters) {
   }
 }
 
+/// A fifth to three quarters more tiles than SMs, and few keys of up to as many as small CTAs have room for: each has one for itself. Of 8 SMs, as
+/// the emulated device has, and of an H200.
+TEST(FewQueries, OfTilesThatLieUnevenlyOnSms) {
+  struct Case {
+    int64_t batch, heads_kv, group, queries, head_dim, page;
+  };
+  const std::vector<Case> cases = {
+      {5, 2, 4, 1, 128, 0},  {6, 2, 7, 2, 72, 16},  {3, 4, 1, 1, 128, 64},
+      {20, 1, 3, 1, 128, 0}, {20, 8, 4, 1, 64, 64}, {20, 8, 4, 1, 128, 16},
+  };
+  for (const Case& c : cases) {
+    ProblemSpec s = few_queries(c.page > 0 ? 192 : 150, c.heads_kv, c.group);
+    s.batch = c.batch;
+    s.head_dim = s.head_dim_v = c.head_dim;
+    s.seqlen_q = c.queries;
+    s.causal = c.queries > 1;
+    if (c.page > 0) {
+      std::vector<int32_t> used_k(static_cast<size_t>(c.batch), 150);
+      used_k[0] = 0, used_k[1] = 192, used_k[2] = 17;
+      put_in_cache(s, c.page, used_k);
+    }
+    expect_conformance(s, forward_only());
+  }
+}
+
 /// Tiles of 32 rows: three and four queries of 7 heads, four of 8, over keys enough that clusters have them.
 TEST(FewQueries, OfMoreRowsThanAProductHas) {
   struct Case {

@@ -638,6 +638,33 @@ TEST(KernelTable, SeveralCtasOfAnSmTakeManyShortTiles) {
   EXPECT_EQ(choice(problem(64, 31, 128, 12, 12, 64)), &large) << "too few queries";
 }
 
+/// Tiles of half as many keys where others leave SMs idle, or the longest would be waited for; not where more blocks of keys wait for each
+/// other.
+TEST(KernelTable, SmallTilesOfABackwardTakeFewHeads) {
+  Kernel large = kPlain64, small = kPlain64;
+  large.kind = small.kind = KernelKind::kBackward;
+  large.rate = 100, large.tile_n = 128;
+  small.rate = 72, small.tile_n = 64;
+  const std::array<const Kernel*, 2> table = {&large, &small};
+  const auto choice = [&](int64_t tokens, bool causal, int64_t heads_kv = 16, bool same_bits = false) {
+    AttentionProblem p = problem(1, tokens, tokens, 16, heads_kv, 64);
+    p.pass = Pass::kBackward;
+    for (const Role role : {Role::kDQ, Role::kDK, Role::kDV}) p.tensors[index_of(role)].dtype = p.dtype;
+    if (causal) p.window_right = 0;
+    const DeviceProperties device = hopper();
+    KernelRequest request(p, device);
+    request.same_bits = same_bits;
+    return choose_kernel(table, KernelKind::kBackward, Family::kMmaSm80, request).kernel;
+  };
+  EXPECT_EQ(choice(512, false), &small) << "128 tiles";
+  EXPECT_EQ(choice(512, false, 16, true), &large);
+  EXPECT_EQ(choice(1024, false), &large) << "256 tiles, or 128";
+  EXPECT_EQ(choice(1024, false, 8), &small) << "of two heads each";
+  EXPECT_EQ(choice(1024, true), &small) << "unequal ones";
+  EXPECT_EQ(choice(2048, true), &large);
+  EXPECT_EQ(choice(16384, false), &large);
+}
+
 TEST(Schedule, KeysAreSplitAsAskedFor) {
   const auto splits = [](const AttentionProblem& p, int most, bool invariant = false) {
     const KeySplits asked{.most = most, .batch_invariant = invariant};
@@ -989,6 +1016,34 @@ TEST(Schedule, ManyTilesOfOneLengthHaveOneCtaOrEight) {
   EXPECT_NE(refusal(problem(9, 1, 8192, 32, 8, 64)), "") << "an SM holds one";
 }
 
+/// Four CTAs an SM hold all tiles at once, where others have two on some SMs and one on others, or take turns.
+TEST(Schedule, SmallCtasTakeTilesThatLieUnevenlyAndThoseOfFewKeys) {
+  Kernel cluster = cluster_kernel();
+  cluster.shared_bytes = 54 << 10;
+  const auto takes = [&](int64_t batch, int64_t keys, bool gpu_knows_lengths = false) {
+    AttentionProblem p = problem(batch, 1, keys, 32, 8, 64);
+    if (gpu_knows_lengths) add(p, Role::kSeqUsedK);
+    return cannot_because(cluster, KernelRequest(p, hopper(), false, nullptr, {})).empty();
+  };
+  EXPECT_EQ(ctas_of_cluster(problem(1000, 1, 1 << 20, 32, 8, 64), cluster, hopper()), 1);
+  EXPECT_FALSE(takes(16, 100)) << "128 tiles of 132 SMs";
+  EXPECT_FALSE(takes(19, 4096)) << "152";
+  EXPECT_TRUE(takes(20, 16383));
+  EXPECT_FALSE(takes(20, 16384)) << "eight CTAs each";
+  EXPECT_TRUE(takes(28, 4096)) << "224";
+  EXPECT_FALSE(takes(29, 4096)) << "two on nearly all";
+  EXPECT_TRUE(takes(34, 4096)) << "272";
+  EXPECT_FALSE(takes(34, 4097));
+  EXPECT_TRUE(takes(49, 4096));
+  EXPECT_FALSE(takes(50, 4096));
+  EXPECT_TRUE(takes(50, 2048)) << "three for each SM";
+  EXPECT_TRUE(takes(66, 2048)) << "528, four";
+  EXPECT_FALSE(takes(67, 2048)) << "a turn of few";
+  EXPECT_TRUE(takes(99, 2048)) << "half a turn more";
+  EXPECT_TRUE(takes(33, 4096, true));
+  EXPECT_FALSE(takes(20, 4097, true)) << "a long one would be waited for";
+}
+
 /// Some sequences, of whose lengths the host knows the largest.
 AttentionProblem of_many_lengths(int64_t batch, int64_t keys, int64_t heads_kv = 8) {
   AttentionProblem p = problem(batch, 1, keys, 4 * heads_kv, heads_kv, 64);
@@ -1045,9 +1100,8 @@ TEST(Schedule, HeadsOfSequencesShareClustersWhereTheyFillThem) {
   EXPECT_EQ(layout(8).sharing.log2_elements, 20);
   const AttentionProblem p = of_many_lengths(9, 32768);
   EXPECT_FALSE(placement_of(p, cluster, layout(9), hopper(), 2).even) << "clusters would lie by twos on SMs";
-  cluster.most_keys = 1024;
+  cluster.shared_bytes = 50 << 10;
   EXPECT_EQ(shared(9, 1024, 8), 0) << "of which an SM holds four";
-  cluster.most_keys = 0;
   cluster.shared_bytes = 200 << 10;
   EXPECT_EQ(shared(9, 8192, 8), 0);
 }
@@ -1128,7 +1182,6 @@ TEST(Schedule, CtasOfClustersLieEvenlyOrDoNotBeginEarly) {
   EXPECT_FALSE(placed(1, 32768, 8, 8, 1).even) << "64 CTAs would lie in some parts of the GPU";
   EXPECT_TRUE(placed(1, 4096, 8, 8, 1).even) << "short";
   cluster.shared_bytes = 50 << 10;
-  cluster.most_keys = 1024;
   EXPECT_EQ(placed(64, 512, 32, 8, 4).shared_bytes, cluster.shared_bytes);
   EXPECT_TRUE(placed(64, 512, 32, 8, 4).even) << "512 CTAs fill 132 SMs";
   cluster.splits_in_cluster = false;
@@ -1475,26 +1528,43 @@ TEST(Schedule, OfAChainIsAClusterForEachHead) {
 
 TEST(KernelChoice, ChainsTakeKeysThatAClusterHolds) {
   const auto why_not = [](const AttentionProblem& p) { return cannot(chain(), p, hopper()); };
-  AttentionProblem p = problem(2, 300, 400, 6, 6, 64);
+  AttentionProblem p = problem(4, 300, 384, 6, 6, 64);
   p.pass = Pass::kBackward;
   for (const Role role : {Role::kDQ, Role::kDK, Role::kDV}) p.tensors[index_of(role)].dtype = p.dtype;
-  EXPECT_EQ(why_not(p), "");
+  EXPECT_EQ(why_not(p), "") << "144 tiles of 64 keys";
+  AttentionProblem few = p;
+  few.batch = 3;
+  EXPECT_NE(why_not(few).find("tile of half as many keys"), std::string::npos) << "108, an SM each";
+  const DeviceProperties device = hopper();
+  const Kernel kernel = chain();
+  KernelRequest same_bits(few, device);
+  same_bits.same_bits = true;
+  EXPECT_EQ(cannot_because(kernel, same_bits), "");
+  few.seqlen_k = 256;
+  EXPECT_EQ(why_not(few), "") << "72 tiles of 64 keys";
+  few.seqlen_k = 128;
+  EXPECT_NE(why_not(few), "") << "36";
+  AttentionProblem four_blocks = p;
+  four_blocks.batch = 20, four_blocks.seqlen_k = 385;
+  EXPECT_NE(why_not(four_blocks).find("up to 384 keys"), std::string::npos);
+  four_blocks.window_right = 0;
+  EXPECT_EQ(why_not(four_blocks), "") << "480 blocks";
   Kernel shorter = chain();
   shorter.most_keys = 256;
-  EXPECT_NE(cannot(shorter, p, hopper()).find("is for up to 256 keys, this problem has 400"),
+  EXPECT_NE(cannot(shorter, p, hopper()).find("is for up to 256 keys, this problem has 384"),
             std::string::npos);
   AttentionProblem longer = problem(2, 300, 1025, 6, 6, 64);
   EXPECT_NE(why_not(longer).find("which a cluster holds"), std::string::npos);
 
   AttentionProblem groups = p;
-  groups.heads_kv = 2;
+  groups.batch = 12, groups.heads_kv = 2;
   EXPECT_EQ(why_not(groups), "") << "all blocks have the same work";
   groups.window_right = 0;
   EXPECT_NE(why_not(groups).find("groups of heads"), std::string::npos);
   AttentionProblem causal = p;
   causal.window_right = 0;
   EXPECT_EQ(why_not(causal), "");
-  causal.seqlen_q = 401;
+  causal.seqlen_q = 385;
   EXPECT_NE(why_not(causal).find("all see a key"), std::string::npos);
   causal.window_right = 1;
   EXPECT_EQ(why_not(causal), "");

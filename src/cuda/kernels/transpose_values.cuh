@@ -10,6 +10,7 @@
 
 #include "cuda/kernels/args.hpp"
 #include "cuda/kernels/transposed_values.hpp"
+#include "cuda/ptx/grid.cuh"
 #include "tile/key_rows.hpp"
 
 namespace fovea::cuda {
@@ -40,6 +41,8 @@ __device__ __forceinline__ void load_quad(const tile::AttentionParams& p, const 
 
 template <int kThreads>
 __global__ void __launch_bounds__(kThreads) transpose_values(const __grid_constant__ ForwardArgs args) {
+  ptx::wait_for_launches_before();  // they may have written lengths and V, and read what this one overwrites
+  ptx::let_next_launch_begin();     // it waits for this one before it loads
   const tile::AttentionParams& p = args.p;
   const TransposedValues& to = args.transposed_v;
   const int n = static_cast<int>(blockIdx.x), head = static_cast<int>(blockIdx.y),

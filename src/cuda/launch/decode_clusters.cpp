@@ -15,14 +15,22 @@ constexpr int64_t kShort = 4096;  // keys: up to these few tiles have the CTAs t
 constexpr int kRowsOfProduct = 16;                       // of queries: what a product of mma.sync has
 constexpr int kFewestShared = 4, kMostShared = 8;        // CTAs of a cluster that several heads share
 constexpr int64_t kMostOfClusterCta = int64_t{1} << 20;  // elements of keys and values
+constexpr int kCtasOfMany = 8;                           // of a tile, where tiles take turns
 
 /// CTAs of clusters of `ctas` that find an SM each, where each has one for itself. A cluster lies in one part of the GPU (GPC): what is
 /// left of each part is lost, up to a tenth of an H200.
 int64_t room_for_alone(int ctas, const DeviceProperties& device) {
   return ctas <= 2 ? device.sm_count : int64_t{device.sm_count} * 9 / 10;
 }
+int ctas_an_sm(const Kernel& kernel, const DeviceProperties& device) {
+  return static_cast<int>(device.shared_per_sm / (kernel.shared_bytes + kSharedOfSystem));
+}
 bool two_an_sm(const Kernel& kernel, const DeviceProperties& device) {
-  return 2 * (kernel.shared_bytes + kSharedOfSystem) <= device.shared_per_sm;
+  return ctas_an_sm(kernel, device) >= 2;
+}
+/// Kernels of CTAs of half the size, each of which has a tile for itself.
+bool has_small_ctas(const Kernel& kernel, const DeviceProperties& device) {
+  return ctas_an_sm(kernel, device) > 2;
 }
 /// The same where two CTAs may lie on one SM, if they fit: clusters of up to 8 find room for one CTA for each SM of the GPU.
 int64_t room_for_clusters(int ctas, const Kernel& kernel, const DeviceProperties& device) {
@@ -69,25 +77,57 @@ bool bytes_of_many_lengths(const AttentionProblem& p, const Kernel& kernel) {
   return kernel.e4m3_keys && kernel.tma && gpu_knows_lengths(p) && p.seqlen_k > kShort && fits_grid(p);
 }
 
-/// CTAs of each of many tiles, which are alike. All tiles that an SM holds two of at once end together; more end at different times, and so do
-/// those of which some SMs have two and others one, which costs more the longer they are. (8 key heads of 128, H200: 9 sequences of 4,096
-/// keys 38.2 us by one CTA, 42.2 by eight; 20 of 16,384 307 and 298; 40 of 8,192 322 and 300. With 8 rows of queries, whose merge takes
-/// longer, 64 of 8,192 467 and 478.) Where a quarter of such a turn is left, halves of shorter tiles fill it: 34 sequences of 4,096 keys of 64 70 us for 85.
-int ctas_of_many(const AttentionProblem& p, const Kernel& kernel, const DeviceProperties& device) {
-  constexpr int kCtas = 8;
+/// Whether many tiles, which are alike, have eight CTAs each that take turns. All tiles that an SM holds two of at once end together; more end
+/// at different times, and so do those of which some SMs have two and others one, which costs more the longer they are. (8 key heads of
+/// 128, H200: 9 sequences of 4,096 keys 38.2 us by one CTA, 42.2 by eight; 20 of 16,384 307 and 298; 40 of 8,192 322 and 300. With 8 rows of
+/// queries, whose merge takes longer, 64 of 8,192 467 and 478.)
+bool have_eight(const AttentionProblem& p, const Kernel& kernel, const DeviceProperties& device) {
   constexpr int64_t kRowsAtOnce = 4;
   // Elements of such a CTA.
   constexpr int64_t kFewest = int64_t{1} << 17, kFewestBeside = int64_t{1} << 18,
                     kFewestOfRows = int64_t{1} << 19;
+  const int64_t fewest = rows_of_tile(p, kernel) > kRowsAtOnce                          ? kFewestOfRows
+                         : tiles_of_few_rows(p, kernel) <= 2 * int64_t{device.sm_count} ? kFewestBeside
+                                                                                        : kFewest;
+  return elements_of_tile(p, kernel) / kCtasOfMany >= fewest;
+}
+
+/// CTAs of each of many tiles, which are alike: where a quarter of a turn of one CTA each is left, halves of shorter tiles fill it (34 sequences of
+/// 8,191 keys of 64).
+int ctas_of_many(const AttentionProblem& p, const Kernel& kernel, const DeviceProperties& device) {
+  constexpr int64_t kFewestOfHalf = int64_t{1} << 18;
   const int64_t tiles = tiles_of_few_rows(p, kernel), sms = device.sm_count;
-  if (tiles <= sms || !two_an_sm(kernel, device) || kernel.e4m3_keys) return 1;
-  const int64_t elements = elements_of_tile(p, kernel);
-  const int64_t fewest = rows_of_tile(p, kernel) > kRowsAtOnce ? kFewestOfRows
-                         : tiles <= 2 * sms                    ? kFewestBeside
-                                                               : kFewest;
-  if (elements / kCtas >= fewest) return kCtas;
+  if (tiles <= sms || ctas_an_sm(kernel, device) != 2 || kernel.e4m3_keys) return 1;
+  if (have_eight(p, kernel, device)) return kCtasOfMany;
   const bool few_left = tiles > 2 * sms && 2 * tiles <= 5 * sms;
-  return few_left && elements / 2 >= kFewestBeside ? 2 : 1;
+  return few_left && elements_of_tile(p, kernel) / 2 >= kFewestOfHalf ? 2 : 1;
+}
+
+/// Kernels of small CTAs have all tiles under way at once, where others take turns, or have two on some SMs and one on others. Of the time by
+/// others (H200, 20, 24, 28, 32, 40, 48, 64 sequences of 8 key heads): of 64, 2,048 keys 0.95, 0.92, -, 1.00, 0.89, 0.99, 0.99; 4,096 0.95, 0.92, -,
+/// 0.98, 0.98, 0.99, 1.02; of 128, 1,024 keys 1.00, 0.97, 0.98, 1.04, 0.97, 0.99, 1.09; 2,048 0.98, 0.96, 0.98, 1.01, 1.00, 1.00, 1.06; 4,096 0.98,
+/// 0.94, -, 1.00, 1.04, -, 1.06. In pages of 64 0.88 to 1.01, but 64 sequences, of 128, 1.03.
+std::string small_ctas_clause(const AttentionProblem& p, const Kernel& kernel,
+                              const DeviceProperties& device) {
+  // Elements of keys and values of a tile.
+  constexpr int64_t kFewElements = int64_t{1} << 18, kFewBeside = int64_t{1} << 19;
+  const int64_t tiles = tiles_of_few_rows(p, kernel), sms = device.sm_count,
+                elements = elements_of_tile(p, kernel), slots = sms * ctas_an_sm(kernel, device),
+                turns = ceil_div(tiles, slots);
+  const bool gpu_knows = gpu_knows_lengths(p);
+  if (gpu_knows && p.seqlen_k > kShort)
+    return "is for up to " + std::to_string(kShort) + " keys of sequences whose lengths the GPU alone knows";
+  // Others have two CTAs on a fifth to three quarters of the SMs, and are as fast on fewer or more; but where the GPU alone knows lengths on more.
+  const bool uneven = 5 * tiles >= 6 * sms && 4 * tiles <= (gpu_knows ? 8 : 7) * sms &&
+                      (gpu_knows || !have_eight(p, kernel, device));
+  // Else tiles of few keys take turns, the last of which is to be three quarters full.
+  const bool full = turns == 1 || 3 * turns * slots <= 4 * tiles;
+  const bool few = tiles > 2 * sms && full && elements <= (tiles <= 3 * sms ? kFewBeside : kFewElements);
+  if (uneven || few) return "";
+  return "is for tiles of few keys, and for so many that others hold two on some SMs and one on the rest, "
+         "this "
+         "problem has " +
+         std::to_string(tiles) + " of " + std::to_string(keys_of_tile(p, kernel)) + " keys";
 }
 
 }  // namespace
@@ -102,7 +142,7 @@ bool cluster_lengths_differ(const AttentionProblem& p, const Kernel& kernel) {
 }
 
 int ctas_of_shared_cluster(const AttentionProblem& p, const Kernel& kernel, const DeviceProperties& device) {
-  if (kernel.e4m3_keys || kernel.most_keys > 0 || !two_an_sm(kernel, device) || !fits_grid(p) ||
+  if (kernel.e4m3_keys || has_small_ctas(kernel, device) || !two_an_sm(kernel, device) || !fits_grid(p) ||
       !gpu_knows_lengths(p))
     return 0;
   const int64_t tiles = tiles_of_few_rows(p, kernel), sms = device.sm_count;
@@ -179,11 +219,7 @@ std::string cluster_size_clause(const AttentionProblem& p, const Kernel& kernel,
   if (rows_of_tile(p, kernel) > kRowsOfProduct && keys_of_tile(p, kernel) < fewest)
     return "is for " + std::to_string(fewest) + " keys and more where a tile has more than " +
            std::to_string(kRowsOfProduct) + " rows of queries";
-  // Those for few keys take a tile a CTA, of which an SM holds several.
-  if (kernel.most_keys > 0)
-    return tiles > device.sm_count ? ""
-                                   : "is for more tiles than " + std::to_string(device.sm_count) +
-                                         " SMs, this problem has " + std::to_string(tiles);
+  if (has_small_ctas(kernel, device)) return small_ctas_clause(p, kernel, device);
   if (ctas_of_shared_cluster(p, kernel, device) > 0 || (ctas > 1 && cluster_lengths_differ(p, kernel)))
     return "";
   // More tiles of one length than that others share as well. Those of 8 bits do not, where lengths differ.

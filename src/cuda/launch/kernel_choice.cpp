@@ -12,6 +12,7 @@
 #include "cuda/launch/kernel_table.hpp"
 #include "cuda/launch/params.hpp"
 #include "cuda/launch/schedule.hpp"
+#include "cuda/launch/sizes.hpp"
 #include "cuda/launch/tile_order.hpp"
 #include "expr/differentiate.hpp"
 #include "expr/pair_expressions.hpp"
@@ -342,21 +343,36 @@ std::string fixed_order_clause(const Kernel& k, const KernelRequest& r) {
 /// The blocks of keys of a head are a cluster, and dQ is complete when it has passed all of them. Where heads are many others are faster: 120
 /// of 132 SMs hold clusters of four, and consumers read, add and send beside what they compute. (H200, 16,384 tokens, the kernels that are chosen
 /// instead: causal 1.13 and 1.18 times as fast at d64 with 128 and 256 keys, 1.12, 0.99, 1.09 and 1.14 at d128 with 128, 256, 384 and 512; 512
-/// keys without a mask 1.12.)
+/// keys without a mask 1.12.) So they are where heads are few:
+/// - of four blocks, unless causal heads fill the SMs three times. 32, 64, 128 heads of 128, 512 keys: 55, 83, 135 us for 36, 65, 121, causal 44,
+///   68, 107 for 32, 54, 115;
+/// - where tiles of half as many keys find an SM each, or of one and two blocks every second one does. 16 heads of 128, 128, 256, 384, 512 keys:
+///   11.7, 18.1, 25.5, 32.8 us for 10.7, 14.2, 19.1, 26.2; 32 heads, 256 keys 18.9 for 20.8; of 64, 128 keys, 16, 32, 64 heads 9.7, 9.7, 10.2 for
+///   8.2, 9.6, 12.4.
+/// With the same bits each time these others would wait for one another.
 std::string chain_clause(const Kernel& k, const KernelRequest& r) {
   if (!k.chain) return "";
   const AttentionProblem& p = r.problem;
   if (std::string clause = complete_clause(p); !clause.empty()) return clause;
-  const int64_t most = int64_t{kMostChained} * k.tile_n;
-  if (p.seqlen_k > most) return "is for up to " + std::to_string(most) + " keys, which a cluster holds";
+  const bool causal = p.window_right >= 0;
+  const int64_t blocks = ceil_div(p.seqlen_k, k.tile_n), heads = p.batch * p.heads_kv,
+                sms = r.device.sm_count;
+  if (blocks > kMostChained)
+    return "is for up to " + std::to_string(kMostChained * k.tile_n) + " keys, which a cluster holds";
+  constexpr int64_t kBlocksOfMany = 3;
   if (has_many_tiles(p, k, r.device.sm_count)) {
-    constexpr int64_t kBlocksOfMany = 3;
-    if (p.window_right >= 0) return "is for few heads under a causal mask";
-    if (p.seqlen_k > kBlocksOfMany * k.tile_n)
+    if (causal) return "is for few heads under a causal mask";
+    if (blocks > kBlocksOfMany)
       return "is for up to " + std::to_string(kBlocksOfMany * k.tile_n) + " keys where heads are many";
   }
-  if (p.window_right >= 0 && p.group() > 1)
+  if (causal && p.group() > 1)
     return "takes no groups of heads under a causal mask, where their key blocks have unequal work";
+  if (r.same_bits) return "";
+  if (blocks > kBlocksOfMany && (!causal || blocks * heads <= 3 * sms))
+    return "is for up to " + std::to_string(kBlocksOfMany * k.tile_n) +
+           " keys, causal heads that fill the GPU three times, or the same bits each time";
+  if (ceil_div(p.seqlen_k, k.tile_n / 2) * heads <= (blocks > 2 ? sms : sms / 2))
+    return "is for more heads than have an SM for each tile of half as many keys, or the same bits each time";
   return "";
 }
 
@@ -423,6 +439,11 @@ Verdict judge(const Kernel& kernel, const KernelRequest& request) {
 
 bool serves(const Kernel& k, KernelKind kind, Family family) {
   return k.kind == kind && (k.family == family || k.family == Family::kAny);
+}
+
+/// Whether others like this kernel may end sooner. Where the blocks of keys of a head add in a fixed order, more of them wait longer.
+bool compares_times(const Kernel& kernel, const KernelRequest& request) {
+  return kernel.rate > 0 && !(kernel.kind == KernelKind::kBackward && request.same_bits);
 }
 
 /// Of the kernels with a rate and the head sizes of `first`, the one whose tiles would end soonest.
@@ -551,7 +572,8 @@ Choice choose_kernel(std::span<const Kernel* const> table, KernelKind kind, Fami
   for (const Kernel* k : table) {
     if (!serves(*k, kind, family)) continue;
     Verdict verdict = judge(*k, request);
-    if (verdict.clause.empty()) return {k->rate == 0 ? k : fastest_like(*k, table, family, request), ""};
+    if (verdict.clause.empty())
+      return {compares_times(*k, request) ? fastest_like(*k, table, family, request) : k, ""};
     // Of those that get equally far the last one says most: the table rises to the largest head sizes.
     if (verdict.passed >= closest.passed) closest = std::move(verdict);
   }

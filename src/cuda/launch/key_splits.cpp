@@ -1,4 +1,4 @@
-// Into how many parts the keys of a forward are divided, and which of several kernels ends soonest.
+// Into how many parts the keys of a forward are divided, and which of several kernels, of a backward as well, ends soonest.
 #include <algorithm>
 #include <cmath>
 
@@ -27,48 +27,87 @@ bool many_rows(const AttentionProblem& p, const Kernel& kernel) {
 
 namespace {
 
-/// Tiles of a forward, and how many keys they have, in units of time_of_tiles.
+/// Tiles of a problem, of `rows` each, and how many keys a forward's have, or queries a backward's.
+struct Tiles {
+  int64_t count = 0;
+  int rows = 0;
+  double longest = 0, average = 0, shortest = 0;
+};
+
+Tiles tiles_of_forward(const AttentionProblem& p, const Kernel& kernel) {
+  const bool pack = packs_group(p, kernel);
+  const int64_t heads = pack ? p.heads_kv : p.heads_q, rows = p.seqlen_q * (pack ? p.group() : 1);
+  Tiles tiles{.rows = kernel.tile_m};
+  tiles.count = heads * (p.packed ? ceil_div(p.total_q * (pack ? p.group() : 1), kernel.tile_m) + p.batch / 2
+                                  : p.batch * ceil_div(rows, kernel.tile_m));
+  tiles.longest = static_cast<double>(ceil_div(p.seqlen_k, std::max(1, kernel.tile_n))) * kernel.tile_n;
+  tiles.average = tiles.longest;
+  if (p.window_right >= 0)
+    tiles.average = std::max(tiles.longest - static_cast<double>(p.seqlen_q) / 2, tiles.longest / 2);
+  if (p.window_left >= 0) {
+    const auto wide =
+        static_cast<double>(p.window_left + std::max<int64_t>(p.window_right, 0) + kernel.tile_m);
+    tiles.longest = std::min(tiles.longest, wide);
+    tiles.average = std::min(tiles.average, wide);
+  }
+  tiles.shortest = p.packed ? 0 : std::max(0.0, tiles.longest - static_cast<double>(p.seqlen_q));
+  return tiles;
+}
+
+Tiles tiles_of_backward(const AttentionProblem& p, const Kernel& kernel) {
+  Tiles tiles{.rows = kernel.tile_n};
+  tiles.count = p.heads_kv * (p.packed_k ? ceil_div(p.total_k, kernel.tile_n) + p.batch / 2
+                                         : p.batch * ceil_div(p.seqlen_k, kernel.tile_n));
+  const auto queries = static_cast<double>(p.seqlen_q), keys = static_cast<double>(p.seqlen_k);
+  double longest = queries, average = queries, shortest = queries;
+  // The last query sees all keys: the first keys are seen by all queries, or by as many as there are keys.
+  if (p.window_right >= 0) {
+    longest = std::min(queries, keys);
+    average = queries < keys ? queries * (1 - queries / (2 * keys)) : keys / 2;
+    shortest = 0;
+  }
+  if (p.window_left >= 0) {
+    const auto wide =
+        static_cast<double>(p.window_left + std::max<int64_t>(p.window_right, 0) + kernel.tile_n);
+    longest = std::min(longest, wide), average = std::min(average, wide);
+  }
+  if (p.packed) shortest = 0;
+  const auto group = static_cast<double>(p.group());
+  tiles.longest = longest * group, tiles.average = average * group, tiles.shortest = shortest * group;
+  return tiles;
+}
+
+/// In units of time_of_tiles.
 class TileTimes {
  public:
   TileTimes(const AttentionProblem& p, const Kernel& kernel, int sm_count)
-      : p_(p), kernel_(kernel), sms_(std::max(1, sm_count)) {
-    const bool pack = packs_group(p, kernel);
-    const int64_t heads = pack ? p.heads_kv : p.heads_q, rows = p.seqlen_q * (pack ? p.group() : 1);
-    tiles_ = heads * (p.packed ? ceil_div(p.total_q * (pack ? p.group() : 1), kernel.tile_m) + p.batch / 2
-                               : p.batch * ceil_div(rows, kernel.tile_m));
-    longest_ = static_cast<double>(ceil_div(p.seqlen_k, std::max(1, kernel.tile_n))) * kernel.tile_n;
-    average_ = longest_;
-    if (p.window_right >= 0)
-      average_ = std::max(longest_ - static_cast<double>(p.seqlen_q) / 2, longest_ / 2);
-    if (p.window_left >= 0) {
-      const auto wide =
-          static_cast<double>(p.window_left + std::max<int64_t>(p.window_right, 0) + kernel.tile_m);
-      longest_ = std::min(longest_, wide);
-      average_ = std::min(average_, wide);
-    }
-  }
+      : p_(p),
+        kernel_(kernel),
+        sms_(std::max(1, sm_count)),
+        tiles_(kernel.kind == KernelKind::kBackward ? tiles_of_backward(p, kernel)
+                                                    : tiles_of_forward(p, kernel)) {}
 
   /// With the keys in `parts`, and the launch that merges them.
   double of_parts(int64_t parts) const {
-    const double tiles = static_cast<double>(tiles_) * static_cast<double>(parts),
+    const double tiles = static_cast<double>(tiles_.count) * static_cast<double>(parts),
                  share = 1.0 / static_cast<double>(parts);
     const int each = kernel_.ctas_per_sm, slots = sms_ * each;
     const double turns = tiles / slots;
     // A CTA alone on its SM reaches three quarters of what several do.
     constexpr double kAlone = 4.0 / 3.0;
     const double sharing = each == 1 ? 1.0 : std::clamp(std::ceil(tiles / sms_), kAlone, double(each));
-    const int rate = average_ < longest_ && kernel_.unequal_rate > 0 ? kernel_.unequal_rate : kernel_.rate;
+    const int rate =
+        tiles_.average < tiles_.longest && kernel_.unequal_rate > 0 ? kernel_.unequal_rate : kernel_.rate;
     const auto tile_time = [&](double keys) {
       // Start and end of a tile cost about as much as so many keys of it.
       constexpr double kFixedKeys = 200;
-      return kernel_.tile_m * (keys * share + kFixedKeys) * sharing / rate;
+      return tiles_.rows * (keys * share + kFixedKeys) * sharing / rate;
     };
     const double merge = parts == 1 ? 0.0 : time_to_merge(parts);
     // Tiles of one length take whole turns; of many lengths, longest first, they even out, as far as the shortest are short.
-    if (average_ == longest_) return std::ceil(turns) * tile_time(longest_) + merge;
-    const double shortest = p_.packed ? 0 : std::max(0.0, longest_ - static_cast<double>(p_.seqlen_q));
-    return std::max(
-               {tile_time(longest_), turns * tile_time(average_), std::ceil(turns) * tile_time(shortest)}) +
+    if (tiles_.average == tiles_.longest) return std::ceil(turns) * tile_time(tiles_.longest) + merge;
+    return std::max({tile_time(tiles_.longest), turns * tile_time(tiles_.average),
+                     std::ceil(turns) * tile_time(tiles_.shortest)}) +
            merge;
   }
 
@@ -86,8 +125,7 @@ class TileTimes {
   const AttentionProblem& p_;
   const Kernel& kernel_;
   int sms_;
-  int64_t tiles_ = 0;
-  double longest_ = 0, average_ = 0;
+  Tiles tiles_;
 };
 
 }  // namespace
@@ -108,7 +146,7 @@ int64_t largest_parts(const AttentionProblem& p, int64_t most_bytes) {
 
 double time_of_tiles(const AttentionProblem& p, const Kernel& kernel, int sm_count, const KeySplits& asked) {
   int64_t parts = 1;
-  if (kernel.can_split && many_rows(p, kernel)) {
+  if (kernel.kind == KernelKind::kForward && kernel.can_split && many_rows(p, kernel)) {
     const int64_t largest = largest_parts(p, asked.batch_invariant ? kMaxPartBytesOfSequence : kMaxPartBytes);
     parts = asked.most > 0 ? std::clamp<int64_t>(asked.most, 1, std::max<int64_t>(1, largest))
                            : soonest_parts(p, kernel, sm_count, largest);

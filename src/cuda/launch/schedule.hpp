@@ -35,8 +35,8 @@ bool packs_group(const AttentionProblem& problem, const Kernel& kernel);
 /// SMs that are counted where nothing may depend on the batch, nor on how much of a GPU is free: those of a large one.
 inline constexpr int kInvariantSms = 128;
 
-/// Relative time of a forward on `sm_count` SMs, to compare kernels that have a `rate`: with the keys in as many parts as end soonest,
-/// where many_rows() and the kernel can.
+/// Relative time of a forward or backward on `sm_count` SMs, to compare kernels that have a `rate`: a forward with the keys in as many
+/// parts as end soonest, where many_rows() and the kernel can.
 double time_of_tiles(const AttentionProblem& problem, const Kernel& kernel, int sm_count,
                      const KeySplits& asked = {});
 
