@@ -123,7 +123,7 @@ std::string small_ctas_clause(const AttentionProblem& p, const Kernel& kernel,
   // Else tiles of few keys take turns, the last of which is to be three quarters full.
   const bool full = turns == 1 || 3 * turns * slots <= 4 * tiles;
   const bool few = tiles > 2 * sms && full && elements <= (tiles <= 3 * sms ? kFewBeside : kFewElements);
-  if (uneven || few) return "";
+  if ((uneven || few) && fits_grid(p)) return "";
   return "is for tiles of few keys, and for so many that others hold two on some SMs and one on the rest, "
          "this "
          "problem has " +
