@@ -10,6 +10,7 @@ the compiler's output apart. Files whose contents stay the same are not touched,
 files of instances that are gone are removed. The head of instances.toml says what the keys mean.
 """
 import argparse
+import fnmatch
 import json
 import pathlib
 import re
@@ -550,6 +551,25 @@ def families_of(path):
         check(not families.keys() & more.keys(), f"{name}: tables that another file has, {sorted(families.keys() & more.keys())}")
         families |= more
     return families
+
+
+def picked(families, patterns, takes=lambda row: True):
+    """The kernels whose names match one of the patterns (of fnmatch; all without patterns), a row each, of the rows that `takes` takes."""
+    unused, found = set(patterns), {}
+
+    def matches(key, family, row):
+        (kernel,) = kernels_of(key, dict(family, instances=[row]))
+        matching = [p for p in patterns if fnmatch.fnmatchcase(kernel["name"], p)]
+        unused.difference_update(matching)
+        return matching or not patterns
+
+    for key, family in families.items():
+        ones = [dict(row, dtypes=[dtype]) if dtype else dict(row) for row in family["instances"] for dtype in row.get("dtypes", [None])]
+        rows = [row for row in ones if takes(row) and matches(key, family, row)]
+        if rows:
+            found[key] = dict(family, instances=rows)
+    check(not unused, f"no kernel is called {', '.join(sorted(unused))}")
+    return found
 
 
 def main():

@@ -13,8 +13,10 @@ import unittest
 HERE = pathlib.Path(__file__).resolve().parent
 BENCH = HERE.parent.parent / "bench" / "gpu"
 sys.path.insert(0, str(BENCH))
+sys.path.insert(0, str(HERE.parent.parent / "tools"))
 
 import compare  # noqa: E402
+import make_instances  # noqa: E402
 import ncu  # noqa: E402
 import tables  # noqa: E402
 import shapes  # noqa: E402
@@ -549,6 +551,54 @@ class LadderPeers(unittest.TestCase):
         row = ladder_peers.summary([0.004, 0.002, 0.003])
         self.assertEqual(row, {"median_seconds": 0.003, "spread": 0.3333, "runs": 3})
         self.assertRegex(ladder_peers.host_text(), r"\S, \d+ threads$")
+
+
+class Pick(unittest.TestCase):
+    """bench/experiments/pick.py."""
+
+    PICK = HERE.parent.parent / "bench" / "experiments" / "pick.py"
+    ROW = '{dtypes = ["bf16"], head_dim = 64, variant = "more", terms = "plain", config = {head_dim = 64, head_dim_v = 64, tile_m = 64}}'
+
+    def pick(self, *arguments):
+        return subprocess.run([sys.executable, str(self.PICK), *arguments], capture_output=True, text=True)
+
+    def test_rows_before_those_that_are_chosen(self):
+        with tempfile.TemporaryDirectory() as folder:
+            path = pathlib.Path(folder, "list.toml")
+            done = self.pick(str(path), "bwd_sm90_bf16_d64", "bwd_sm90_bf16_d128*", "merge", "--add", "bwd_sm90", self.ROW)
+            self.assertEqual(done.returncode, 0, done.stderr)
+            families = make_instances.families_of(path)
+            self.assertEqual(set(families), {"bwd_sm90", "merge"})
+            names = [kernel["name"] for kernel in make_instances.kernels_of("bwd_sm90", families["bwd_sm90"])]
+            self.assertEqual(names[0], "bwd_sm90_bf16_d64_more")
+            self.assertIn("bwd_sm90_bf16_d64", names)
+            self.assertIn("bwd_sm90_bf16_d128_small", names)
+            self.assertTrue(all("_bf16_d" in name for name in names))
+            library = make_instances.families_of(self.PICK.parent.parent.parent / "src/cuda/kernels/instances.toml")
+            row = next(r for r in library["bwd_sm90"]["instances"] if r.get("variant") == "small" and r["head_dim"] == 128)
+            self.assertIn(dict(row, dtypes=["bf16"]), families["bwd_sm90"]["instances"])
+
+    def test_parts_of_a_library(self):
+        with tempfile.TemporaryDirectory() as folder:
+            path = pathlib.Path(folder, "list.toml")
+            done = self.pick(str(path), "bwd_p*process_bf16", "clear_counter")  # of one library, from sm_80 and from sm_75 on
+            self.assertEqual(done.returncode, 0, done.stderr)
+            for chips in ([75, 80, 86, 89, 90], [90]):
+                make_instances.outputs(make_instances.families_of(path), chips)
+
+    def test_mistakes(self):
+        with tempfile.TemporaryDirectory() as folder:
+            path = str(pathlib.Path(folder, "list.toml"))
+            for arguments, what in (
+                (["nothing_like_it"], "no kernel is called nothing_like_it"),
+                (["merge", "--add", "bwd_sm91", self.ROW], "got family bwd_sm91"),
+                (["merge", "--add", "bwd_sm90", "{head_dim = }"], "pick.py: "),
+                (["merge", "--add", "bwd_sm90", self.ROW.replace("plain", "pain")], "pick.py: "),
+            ):
+                done = self.pick(path, *arguments)
+                self.assertNotEqual(done.returncode, 0, arguments)
+                self.assertIn(what, done.stderr)
+                self.assertFalse(pathlib.Path(path).exists())
 
 
 class WithoutGpu(unittest.TestCase):

@@ -6,7 +6,6 @@
 A kernel is chosen when one of the patterns (of fnmatch, as in "fwd_sm80_*_d64*") matches its name; all without patterns.
 A pattern that matches nothing is a mistake.
 """
-import fnmatch
 import pathlib
 import sys
 
@@ -15,32 +14,17 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "tools"))
 import make_instances  # noqa: E402
 
 
+def is_compiled_here(row):
+    """Rows made for an expression are not, by a compiler that knows no emulated device; others that are made at run time are."""
+    return not (row.pop("runtime", False) and row.get("config", {"expression": True}).get("expression"))
+
+
 def main():
     instances, output, patterns = pathlib.Path(sys.argv[1]), pathlib.Path(sys.argv[2]), sys.argv[3:]
-    families = make_instances.families_of(instances)
-    unused = set(patterns)
-
-    def chosen(name):
-        matching = [p for p in patterns if fnmatch.fnmatchcase(name, p)]
-        unused.difference_update(matching)
-        return matching or not patterns
-
-    for key in list(families):
-        family, rows = families[key], []
-        for row in family["instances"]:
-            for dtype in row.get("dtypes", [None]):
-                one = dict(row, dtypes=[dtype]) if dtype else dict(row)
-                # Made for an expression, by a compiler that knows no emulated device; others are compiled here.
-                if one.pop("runtime", False) and one.get("config", {"expression": True}).get("expression"):
-                    continue
-                (kernel,) = make_instances.kernels_of(key, dict(family, instances=[one]))
-                if chosen(kernel["name"]):
-                    rows.append(one)
-        family["instances"] = rows
-        if not rows:
-            del families[key]
-    if unused:
-        sys.exit(f"{instances}: no kernel is called {', '.join(sorted(unused))}")
+    try:
+        families = make_instances.picked(make_instances.families_of(instances), patterns, is_compiled_here)
+    except make_instances.Mistake as mistake:
+        sys.exit(f"{instances}: {mistake}")
     # Every row, whatever chip it is for: the emulated device can be any of them.
     make_instances.write(output, make_instances.outputs(families, [75, 80, 86, 89, 90]))
 
