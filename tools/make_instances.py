@@ -553,8 +553,8 @@ def families_of(path):
     return families
 
 
-def picked(families, patterns, takes=lambda row: True):
-    """The kernels whose names match one of the patterns (of fnmatch; all without patterns), a row each, of the rows that `takes` takes."""
+def picked(families, patterns):
+    """The kernels whose names match one of the patterns (of fnmatch; all without patterns), a row each."""
     unused, found = set(patterns), {}
 
     def matches(key, family, row):
@@ -565,7 +565,7 @@ def picked(families, patterns, takes=lambda row: True):
 
     for key, family in families.items():
         ones = [dict(row, dtypes=[dtype]) if dtype else dict(row) for row in family["instances"] for dtype in row.get("dtypes", [None])]
-        rows = [row for row in ones if takes(row) and matches(key, family, row)]
+        rows = [row for row in ones if matches(key, family, row)]
         if rows:
             found[key] = dict(family, instances=rows)
     check(not unused, f"no kernel is called {', '.join(sorted(unused))}")

@@ -53,9 +53,8 @@ def main() -> None:
     parser.add_argument("--add", nargs=2, action="append", default=[], metavar=("FAMILY", "ROW"))
     options = parser.parse_args()
     try:
-        families = make_instances.families_of(INSTANCES)
-        known = dict(families)
-        families = make_instances.picked(families, options.patterns)
+        known = make_instances.families_of(INSTANCES)
+        families = make_instances.picked(known, options.patterns)
         for key, row in reversed(options.add):
             if key not in known:
                 sys.exit(f"pick.py: --add: got family {key}, expected one of {', '.join(known)}")

@@ -14,15 +14,19 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "tools"))
 import make_instances  # noqa: E402
 
 
-def is_compiled_here(row):
-    """Rows made for an expression are not, by a compiler that knows no emulated device; others that are made at run time are."""
-    return not (row.pop("runtime", False) and row.get("config", {"expression": True}).get("expression"))
+def compiled_here(rows):
+    """Without rows made for an expression, by a compiler that knows no emulated device. Others that are made at run time are made here."""
+    for row in rows:
+        if not (row.get("runtime", False) and row.get("config", {"expression": True}).get("expression")):
+            yield {name: value for name, value in row.items() if name != "runtime"}
 
 
 def main():
     instances, output, patterns = pathlib.Path(sys.argv[1]), pathlib.Path(sys.argv[2]), sys.argv[3:]
     try:
-        families = make_instances.picked(make_instances.families_of(instances), patterns, is_compiled_here)
+        families = make_instances.families_of(instances)
+        families = {key: dict(family, instances=list(compiled_here(family["instances"]))) for key, family in families.items()}
+        families = make_instances.picked(families, patterns)
     except make_instances.Mistake as mistake:
         sys.exit(f"{instances}: {mistake}")
     # Every row, whatever chip it is for: the emulated device can be any of them.

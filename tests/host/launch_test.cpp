@@ -1038,8 +1038,8 @@ TEST(Schedule, SmallCtasTakeTilesThatLieUnevenlyAndThoseOfFewKeys) {
   EXPECT_FALSE(takes(50, 4096));
   EXPECT_TRUE(takes(50, 2048)) << "three for each SM";
   EXPECT_TRUE(takes(66, 2048)) << "528, four";
-  EXPECT_FALSE(takes(67, 2048)) << "a turn of few";
-  EXPECT_TRUE(takes(99, 2048)) << "half a turn more";
+  EXPECT_FALSE(takes(67, 2048)) << "a turn of few more";
+  EXPECT_TRUE(takes(99, 2048)) << "half a turn more: three quarters of two";
   EXPECT_FALSE(takes(65536, 64)) << "more than a launch takes";
   EXPECT_TRUE(takes(33, 4096, true));
   EXPECT_FALSE(takes(20, 4097, true)) << "a long one would be waited for";

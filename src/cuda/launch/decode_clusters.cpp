@@ -22,6 +22,7 @@ constexpr int kCtasOfMany = 8;                           // of a tile, where til
 int64_t room_for_alone(int ctas, const DeviceProperties& device) {
   return ctas <= 2 ? device.sm_count : int64_t{device.sm_count} * 9 / 10;
 }
+/// As shared memory has room for.
 int ctas_an_sm(const Kernel& kernel, const DeviceProperties& device) {
   return static_cast<int>(device.shared_per_sm / (kernel.shared_bytes + kSharedOfSystem));
 }
@@ -92,8 +93,8 @@ bool have_eight(const AttentionProblem& p, const Kernel& kernel, const DevicePro
   return elements_of_tile(p, kernel) / kCtasOfMany >= fewest;
 }
 
-/// CTAs of each of many tiles, which are alike: where a quarter of a turn of one CTA each is left, halves of shorter tiles fill it (34 sequences of
-/// 8,191 keys of 64).
+/// CTAs of each of many tiles, which are alike: where a quarter of a turn of one CTA each is left, halves of shorter tiles fill it. (34 sequences of
+/// 4,096 keys of 64 70 us for 75, before small CTAs, which take 68.)
 int ctas_of_many(const AttentionProblem& p, const Kernel& kernel, const DeviceProperties& device) {
   constexpr int64_t kFewestOfHalf = int64_t{1} << 18;
   const int64_t tiles = tiles_of_few_rows(p, kernel), sms = device.sm_count;
@@ -120,13 +121,12 @@ std::string small_ctas_clause(const AttentionProblem& p, const Kernel& kernel,
   // Others have two CTAs on a fifth to three quarters of the SMs, and are as fast on fewer or more; but where the GPU alone knows lengths on more.
   const bool uneven = 5 * tiles >= 6 * sms && 4 * tiles <= (gpu_knows ? 8 : 7) * sms &&
                       (gpu_knows || !have_eight(p, kernel, device));
-  // Else tiles of few keys take turns, the last of which is to be three quarters full.
+  // Else tiles of few keys take turns, which are to be three quarters full together: a turn of few tiles takes as long as any.
   const bool full = turns == 1 || 3 * turns * slots <= 4 * tiles;
   const bool few = tiles > 2 * sms && full && elements <= (tiles <= 3 * sms ? kFewBeside : kFewElements);
   if ((uneven || few) && fits_grid(p)) return "";
-  return "is for tiles of few keys, and for so many that others hold two on some SMs and one on the rest, "
-         "this "
-         "problem has " +
+  return "is for tiles of few keys, and where others hold two on some SMs and one on the rest, this problem "
+         "has " +
          std::to_string(tiles) + " of " + std::to_string(keys_of_tile(p, kernel)) + " keys";
 }
 

@@ -360,7 +360,7 @@ std::string chain_clause(const Kernel& k, const KernelRequest& r) {
   if (blocks > kMostChained)
     return "is for up to " + std::to_string(kMostChained * k.tile_n) + " keys, which a cluster holds";
   constexpr int64_t kBlocksOfMany = 3;
-  if (has_many_tiles(p, k, r.device.sm_count)) {
+  if (has_many_tiles(p, k, sms)) {
     if (causal) return "is for few heads under a causal mask";
     if (blocks > kBlocksOfMany)
       return "is for up to " + std::to_string(kBlocksOfMany * k.tile_n) + " keys where heads are many";
