@@ -248,6 +248,7 @@ def decode(dtypes: Iterable[str] = ("bf16",)) -> list[Shape]:
             found += [row(t, b, 4, s_k, heads, causal=True) for b, s_k in ((8, 8192), (64, 4096))]
             found += [row(t, b, 1, s_k, heads, e4m3=True) for b, s_k in ((1, 2048), (1, 8192), (1, 131072), (8, 8192), (64, 2048), (64, 8192))]
             found += [row(t, 8, 4, 8192, heads, causal=True, e4m3=True)]
+        found += [row(t, 8, 4, 8192, heads, causal=True, page=64, e4m3=True) for heads in ((32, 8, 128), (64, 8, 128))]
         heads = (32, 8, 128)
         found.append(row(t, 1, 1, 8192, heads, used=(8192,)))
         for page in (256, 64, 16, 1):

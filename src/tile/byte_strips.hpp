@@ -52,4 +52,10 @@ constexpr int register_of_piece(int own, int piece, int half) {
   return 8 * own + 4 * (piece / 2) + 2 * half + piece % 2;
 }
 
+/// Rows of bytes that become operand A of 16 bits: ldmatrix gives a lane elements 4 t to 4 t + 3 of 16, t being lane % 4, and operand A wants of
+/// it those at places 2 t, 2 t + 1, 8 + 2 t and 8 + 2 t + 1. So where element `at` of 16, or of a multiple of 16, stands.
+constexpr int place_of_widened(int at) {
+  return at / 16 * 16 + at % 4 / 2 * 8 + at % 16 / 4 * 2 + at % 2;
+}
+
 }  // namespace fovea::tile

@@ -204,6 +204,65 @@ TEST(FewQueries, OverKeysOf8Bits) {
   }
 }
 
+/// Tiles of 16 and 32 rows, for which keys and values become numbers of 16 bits: in clusters, and in equal shares where there are many.
+TEST(FewQueries, OfMoreRowsOverKeysOf8Bits) {
+  struct Case {
+    int64_t batch, heads_kv, group, queries, seqlen_k, head_dim, page;
+    std::vector<int32_t> used_k;
+  };
+  const std::vector<Case> cases = {
+      {1, 1, 16, 1, 333, 64, 0, {}},
+      {1, 2, 8, 4, 1100, 64, 0, {}},
+      {1, 1, 7, 3, 129, 96, 0, {}},
+      {1, 2, 16, 1, 700, 128, 0, {}},
+      {2, 1, 9, 3, 1100, 128, 0, {}},
+      {1, 1, 4, 4, 500, 256, 0, {}},
+      {3, 2, 8, 4, 1100, 256, 0, {}},
+      {0, 3, 5, 4, 1152, 64, 48, {700, 0, 300}},
+      {0, 4, 7, 3, 1152, 128, 64, {1100, 40, 257, 1}},
+      {0, 1, 5, 3, 1152, 192, 16, {1100, 64}},
+      {67, 6, 4, 4, 40, 64, 0, {}},
+      {67, 6, 5, 2, 40, 128, 0, {}},
+  };
+  for (const Case& c : cases) {
+    ProblemSpec s = few_queries(c.seqlen_k, c.heads_kv, c.group);
+    s.batch = c.batch;
+    s.head_dim = s.head_dim_v = c.head_dim;
+    s.seqlen_q = c.queries;
+    s.causal = c.queries > 1;
+    s.sink = c.queries == 3;
+    if (c.queries == 4) s.window_left = 400;
+    if (c.queries == 2) s.type = Type::kF16;
+    if (c.group == 16) s.logit = 300;
+    s.e4m3_keys = true;
+    put_in_cache(s, c.page, c.used_k);
+    expect_conformance(s, forward_only());
+    s.e4m3_queries = true;
+    expect_conformance(s, forward_only());
+  }
+}
+
+/// As above: of what a row does not see nothing reaches it.
+TEST(FewQueries, OfMoreRowsOverNumbersOf8BitsThatAreNotFinite) {
+  for (const int64_t group : {5, 9}) {
+    ProblemSpec s = few_queries(500, 1, group);
+    s.seqlen_q = 3;
+    s.causal = true;
+    s.window_left = 300;
+    s.e4m3_keys = true;
+    expect_conformance(s, forward_only(), [&](OwnedProblem& x) {
+      std::vector<double> values = x[Role::kV].values();
+      for (const int64_t key : {0, 150, 498, 499})
+        values[static_cast<size_t>(x.key_row(0, key) * x.spec.head_dim_v)] =
+            std::numeric_limits<double>::quiet_NaN();
+      x[Role::kV].assign(values);
+      std::vector<double> q = x[Role::kQ].values();
+      q[5] = std::numeric_limits<double>::infinity();
+      x[Role::kQ].assign(q);
+    });
+  }
+}
+
 /// Clusters of two CTAs a tile for sequences that may be long, one for those that are not, and equal shares.
 TEST(FewQueries, OverKeysOf8BitsInSequencesOfManyLengths) {
   for (const int64_t room : {400, 4160}) {

@@ -103,6 +103,9 @@ struct Fiber {
   bool (*ready)(const void*) = nullptr;  ///< what else it waits for: ready(waits_for)
   const void* waits_for = nullptr;
   const char* waits_in = "";
+  bool at_cluster =
+      false;  ///< it has arrived at the cluster's barrier, in this generation, and not waited yet
+  unsigned cluster_generation = 0;
   Copies copies;
 };
 
@@ -153,7 +156,23 @@ class Processor {
       fail("barrier %d of %d threads", id, threads);
     return arrive_at(rank_ * kBarriers + id, threads, wait, vote);
   }
-  void arrive_at_cluster() { arrive_at(ctas_ * kBarriers, kAllThreads, true, false); }
+  void arrive_at_cluster() {
+    Fiber& me = fibers_[static_cast<size_t>(current_)];
+    if (me.at_cluster) fail("a thread arrives at the cluster's barrier twice");
+    me.at_cluster = true;
+    me.cluster_generation = barriers_.back().generation;
+    arrive_at(ctas_ * kBarriers, kAllThreads, false, false);
+  }
+  void wait_for_cluster() {
+    Fiber& me = fibers_[static_cast<size_t>(current_)];
+    if (!me.at_cluster) fail("a thread waits for the cluster's barrier, at which it has not arrived");
+    me.at_cluster = false;
+    if (barriers_.back().generation != me.cluster_generation) return interruption();
+    me.state = State::kAtBarrier;
+    me.barrier = ctas_ * kBarriers;
+    me.generation = me.cluster_generation;
+    leave();
+  }
   bool arrive_at(int id, int threads, bool wait, bool vote) {
     Barrier& b = barriers_[static_cast<size_t>(id)];
     if (b.arrived > 0 && b.expected != threads)
@@ -391,6 +410,9 @@ class Processor {
     me.copies.finish();
     end_thread_of_hopper();
     me.state = State::kEnded;
+    // Who has ended is not waited for: an arrival of its own would stand for another thread's.
+    if (me.at_cluster && barriers_.back().generation == me.cluster_generation) --barriers_.back().arrived;
+    me.at_cluster = false;
     --live_[static_cast<size_t>(rank_)];
     --all_live_;
     release_if_complete(barriers_[static_cast<size_t>(rank_ * kBarriers)]);
@@ -455,8 +477,11 @@ void fail(const char* format, ...) {
 bool barrier(int id, int threads, bool wait, bool vote) {
   return processor().arrive(id, threads, wait, vote);
 }
-void cluster_barrier() {
+void cluster_arrive() {
   processor().arrive_at_cluster();
+}
+void cluster_wait() {
+  processor().wait_for_cluster();
 }
 int cta_rank() {
   return processor().rank();

@@ -57,7 +57,8 @@ bool barrier(int id, int threads, bool wait, bool vote = false);
 inline constexpr int kAllThreads = -1;
 
 /// Of all threads of the cluster that have not ended.
-void cluster_barrier();
+void cluster_arrive();
+void cluster_wait();
 /// CTA, of those that run together, whose thread runs, or whose memory `work` is about; fails when all its threads have ended.
 int cta_rank();
 /// The same in a cluster, else 0.

@@ -614,12 +614,13 @@ TEST(Ptx, ConversionsOf16BitFloats) {
   }
 }
 
-/// Of each float to 8 bits, and of four at a time; of each pair of bytes to two float16.
-__global__ void convert_8_bits(const float* x, uint8_t* to, uint32_t* fours, uint32_t* halves) {
+/// Of each float to 8 bits, and of four at a time; of each pair of bytes to two float16, and of it beside another.
+__global__ void convert_8_bits(const float* x, uint8_t* to, uint32_t* fours, uint32_t* halves, uint2* pairs) {
   const uint32_t i = blockIdx.x * blockDim.x + threadIdx.x;
   to[i] = ptx::e4m3_of(x[i]);
   fours[i] = ptx::e4m3x4_of(x[i], x[i ^ 1], x[i ^ 2], x[i ^ 3]);
   halves[i] = ptx::f16x2_of_e4m3x2(i | 0xabcd0000u);
+  ptx::f16x4_of_e4m3x4(pairs[i].x, pairs[i].y, i | (i ^ 0xffffu) << 16);
 }
 
 TEST(Ptx, ConversionsOf8BitFloats) {
@@ -633,16 +634,20 @@ TEST(Ptx, ConversionsOf8BitFloats) {
   const DeviceArray<float> dx(x);
   const DeviceArray<uint8_t> bytes(x.size());
   const DeviceArray<uint32_t> fours(x.size()), halves(x.size());
-  convert_8_bits<<<256, 256>>>(dx.data(), bytes.data(), fours.data(), halves.data());
+  const DeviceArray<uint2> pairs(x.size());
+  convert_8_bits<<<256, 256>>>(dx.data(), bytes.data(), fours.data(), halves.data(), pairs.data());
   const auto y = bytes.values();
   const auto together = fours.values();
   const auto wide = halves.values();
+  const auto two = pairs.values();
   for (uint32_t i = 0; i < x.size(); ++i) {
     const uint8_t expected = fovea::from_float<fovea::E4M3>(x[i]).bits;
     ASSERT_EQ(y[i] & 0x7f, expected & 0x7f) << x[i];
     if (!std::isnan(x[i])) ASSERT_EQ(y[i], expected) << x[i];
     for (uint32_t byte = 0; byte < 4; ++byte)
       ASSERT_EQ(static_cast<uint8_t>(together[i] >> (8 * byte)), y[i ^ byte]) << x[i ^ byte];
+    ASSERT_EQ(two[i].x, wide[i]);
+    ASSERT_EQ(two[i].y, wide[i ^ 0xffffu]);
     for (uint32_t half = 0; half < 2; ++half) {
       const float from = fovea::to_float(fovea::E4M3{static_cast<uint8_t>(i >> (8 * half))});
       const float got = fovea::to_float(fovea::F16{static_cast<uint16_t>(wide[i] >> (16 * half))});

@@ -81,6 +81,36 @@ TEST(ByteStrips, ValuesBecomeOperandA) {
   }
 }
 
+/// Of 16 elements of a row ldmatrix gives lane l the four from 4 (l % 4) on, of rows l / 4 and 8 further; the first two become registers 0 and
+/// 1 of operand A of 16 bits, the last two registers 2 and 3.
+TEST(ByteStrips, WidenedKeysBecomeOperandA) {
+  for (int lane = 0; lane < 32; ++lane) {
+    for (int reg = 0; reg < WgmmaOperandA::kRegs; ++reg) {
+      for (int half = 0; half < 2; ++half) {
+        const Coord wanted = WgmmaOperandA::at(lane, reg, half);
+        EXPECT_EQ(wanted.row, lane / 4 + reg % 2 * 8);
+        for (const int first : {0, 16, 48})
+          EXPECT_EQ(place_of_widened(first + lane % 4 * 4 + reg / 2 * 2 + half), first + wanted.col);
+      }
+    }
+  }
+}
+
+/// Values that the permutations above have put side by side, keys 8 i + 2 (l % 4) and the next of i and i + 1, become operand A of 16 bits two
+/// keys at a time, in the order of keys.
+TEST(ByteStrips, WidenedValuesBecomeOperandA) {
+  for (int lane = 0; lane < 32; ++lane) {
+    for (int reg = 0; reg < WgmmaOperandA::kRegs; ++reg) {
+      for (int half = 0; half < 2; ++half) {
+        const Coord wanted = WgmmaOperandA::at(lane, reg, half);
+        const int eight = reg / 2, selected = 2 * half + reg % 2;  // bytes of ldmatrix's register `eight`
+        EXPECT_EQ(wanted.col, 8 * eight + 2 * (lane % 4) + selected / 2);
+        EXPECT_EQ(wanted.row, lane / 4 + 8 * (selected % 2));
+      }
+    }
+  }
+}
+
 /// Two lanes with keys g and g + 1, and 8 further, have four places side by side.
 TEST(ByteStrips, WeightsStandWhereTheirValuesDo) {
   for (int g = 0; g < 8; g += 2) {

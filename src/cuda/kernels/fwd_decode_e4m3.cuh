@@ -10,13 +10,18 @@
 //   K      rows of 64 keys, from shared memory as they were copied
 //   V^T    rows of 64 columns, from registers: ldmatrix gives a lane two columns of two keys, and a byte permutation one of four
 //
-// A column's sums lose what is 2^-13 of its largest product, as the chip's accumulators do: scores are right to 2^-13 of their size (PTX
+// Beside more than 8 rows pieces would be too many columns: there K and V become float16 on their way to registers, and both are operand A.
+//
+// By pieces, a column's sums lose what is 2^-13 of its largest product, as the chip's accumulators do: scores are right to 2^-13 of their size (PTX
 // has no more for 8 bits). Those of values start anew with each block, and are added up in float32.
 //
 // Files
 //   fwd_decode_e4m3_config.cuh    configuration, shared memory
 //   fwd_decode_e4m3_producer.cuh  the warp that copies K and V
 //   fwd_decode_e4m3_consumer.cuh  a warpgroup that multiplies
+//   fwd_decode_e4m3_shape.cuh     what of a block a thread has
+//   fwd_decode_e4m3_pieces.cuh    products of up to 8 rows
+//   fwd_decode_e4m3_widened.cuh   products of more rows
 //   fwd_decode_results.cuh        the end of a tile
 //   fwd_stream_k.cuh              shares of CTAs, and how their parts are merged
 // Grid     as many CTAs as the GPU holds (ForwardArgs::num_splits); fwd_decode_e4m3_cluster: as fwd_decode_cluster.
@@ -24,7 +29,7 @@
 // Barriers
 //   full[stage]      a block has been copied          32: the lanes that copy it, and its bytes
 //   empty[stage]     and read                         4: a lane of each warp of the consumer
-//   kConsumers       Q is there; results are there; nobody reads them any more
+//   kConsumers       Q is there; nobody reads stages any more, where results lie over them; results are there; nobody reads them any more
 //   kConsumer + g    of a consumer: its weights are there, its maxima, its sums
 //
 // NaN and Inf in V of keys that a row does not see: a row of O that is not finite is computed again (warp/exact_row.cuh).

@@ -18,11 +18,14 @@ struct BytesOfStage : tile::ByteStrips<kColumns> {
 
 struct FwdDecodeE4M3Config {
   int head_dim, head_dim_v;  ///< padded to 64, 128 or 256
-  int tile_m;                ///< rows of queries: 4 or 8
+  int tile_m;                ///< rows of queries: 4 or 8, or where K and V are widened 16 or 32
   int block_keys;            ///< 64 or 128: more hide latencies of each other, as far as there are registers
   int stages;                ///< of a block, a multiple of the warpgroups
   int warpgroups = 2;        ///< that multiply
-  bool cluster = false;      ///< a tile is a cluster's; else CTAs have shares of all keys
+  bool widens = false;  ///< K and V become float16 in registers; else Q and weights become pieces of 8 bits
+  bool values_last =
+      false;             ///< V is read behind the weights: fewer registers at once, stages are held longer
+  bool cluster = false;  ///< a tile is a cluster's; else CTAs have shares of all keys
 
   static constexpr bool e4m3 = true, one_piece = true, pages = true;
   static constexpr int kWarpKeys = 16;  ///< a piece of a block whose keys do not all exist
@@ -36,24 +39,31 @@ struct FwdDecodeE4M3Config {
   using RowsInStage = BytesOfStage<kRows, kColumns>;
   int warps = 4 * warpgroups;  ///< that multiply, and merge
 
-  /// Registers are given out to four warps at a time: 288 leave 168 each, 416 leave 128.
+  /// Registers are given out to four warps at a time: 288 leave 168 each, 416 leave 128, 544 leave 96.
   constexpr int threads() const { return 32 * (warps + copying_warps()); }
-  /// Columns of S and of O transposed: the pieces of all rows.
+  /// Columns of S and of O transposed, where they are the pieces of all rows.
   constexpr int columns() const { return tile::kPieces * tile_m; }
+  /// Of an operand of all rows, a column of which is an element of K or V.
+  constexpr int column_bytes() const { return widens ? 2 * tile_m : columns(); }
   constexpr int values_behind() const { return block_keys * head_dim; }
   constexpr int stage_bytes() const { return block_keys * (head_dim + head_dim_v); }
   /// From a piece to the next.
   constexpr int warp_step() const { return kWarpKeys * (head_dim < 128 ? head_dim : 128); }
   constexpr int q_at() const { return stages * stage_bytes(); }
-  constexpr int q_bytes() const { return columns() * head_dim; }
-  /// Weights of a block, two of each warpgroup: a row of bytes for each of columns().
+  constexpr int q_bytes() const { return column_bytes() * head_dim; }
+  /// Weights of a block, two of each warpgroup.
   constexpr int weights_at() const { return q_at() + q_bytes(); }
-  constexpr int weights_bytes() const { return columns() * block_keys; }
+  constexpr int weights_bytes() const { return column_bytes() * block_keys; }
   constexpr int results() const { return warpgroups; }
-  constexpr int results_at() const { return weights_at() + 2 * warpgroups * weights_bytes(); }
+  /// Of many rows they leave no room for stages, and lie over these at the end of a tile, where no other follows.
+  constexpr bool results_over_stages() const { return cluster && widens; }
+  constexpr int weights_end() const { return weights_at() + 2 * warpgroups * weights_bytes(); }
+  constexpr int results_at() const { return results_over_stages() ? 0 : weights_end(); }
   constexpr int result_step() const { return tile_m * head_dim_v * 4; }
   /// Rows of O that other CTAs send, their states, and an mbarrier.
-  constexpr int inbox_at() const { return results_at() + warpgroups * result_step(); }
+  constexpr int inbox_at() const {
+    return weights_end() + (results_over_stages() ? 0 : warpgroups * result_step());
+  }
   constexpr int inbox_row_bytes() const { return head_dim_v * 4 + 8; }
   /// A CTA has a slot for each row of the tile, or one for each CTA where these are more.
   constexpr int inbox_rows() const { return tile_m < kMostDecodeCtas ? kMostDecodeCtas : tile_m; }

@@ -117,6 +117,20 @@ __device__ __forceinline__ uint32_t f16x2_of_e4m3x2(uint32_t pair) {
 #endif
 }
 
+/// Four float8_e4m3fn as float16, two in each register (sm_89).
+__device__ __forceinline__ void f16x4_of_e4m3x4(uint32_t& first, uint32_t& second, uint32_t four) {
+#if __CUDA_ARCH__ >= 890
+  asm("{\n.reg .b16 low, high;\n"
+      "mov.b32 {low, high}, %2;\n"
+      "cvt.rn.f16x2.e4m3x2 %0, low;\n"
+      "cvt.rn.f16x2.e4m3x2 %1, high;\n}"
+      : "=r"(first), "=r"(second)
+      : "r"(four));
+#else
+  first = f16x2_of_e4m3x2(four), second = f16x2_of_e4m3x2(four >> 16);
+#endif
+}
+
 __device__ __forceinline__ uint32_t fma_f16x2(uint32_t a, uint32_t b, uint32_t c) {
   uint32_t d;
   asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(c));

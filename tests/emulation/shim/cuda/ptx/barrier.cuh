@@ -11,5 +11,8 @@ inline void barrier_arrive(int barrier, int threads) {
 inline void barrier_wait(int barrier, int threads) {
   emulation::barrier(barrier, threads, true);
 }
+inline bool barrier_wait_any(int barrier, int threads, bool own) {
+  return emulation::barrier(barrier, threads, true, own);
+}
 
 }  // namespace fovea::cuda::ptx

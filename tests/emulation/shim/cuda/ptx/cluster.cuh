@@ -6,13 +6,15 @@
 
 namespace fovea::cuda::ptx {
 
-inline void cluster_barrier() {
-  emulation::cluster_barrier();
+inline void cluster_arrive() {
+  emulation::cluster_arrive();
 }
-/// The wait does both: no CTA runs ahead of what the two halves allow.
-inline void cluster_arrive() {}
 inline void cluster_wait() {
-  emulation::cluster_barrier();
+  emulation::cluster_wait();
+}
+inline void cluster_barrier() {
+  emulation::cluster_arrive();
+  emulation::cluster_wait();
 }
 inline int cta_rank() {
   return emulation::cluster_rank();

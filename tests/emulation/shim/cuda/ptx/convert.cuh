@@ -36,5 +36,20 @@ inline uint32_t f16x2_of_e4m3x2(uint32_t pair) {
   return f16x2_of(to_float(E4M3{static_cast<uint8_t>(pair)}),
                   to_float(E4M3{static_cast<uint8_t>(pair >> 8)}));
 }
+inline void f16x4_of_e4m3x4(uint32_t& first, uint32_t& second, uint32_t four) {
+  first = f16x2_of_e4m3x2(four), second = f16x2_of_e4m3x2(four >> 16);
+}
+inline uint32_t e4m3x2_of_f16x2(uint32_t x) {
+  return static_cast<uint32_t>(e4m3_of(float_of_f16(static_cast<uint16_t>(x)))) |
+         static_cast<uint32_t>(e4m3_of(float_of_f16(static_cast<uint16_t>(x >> 16)))) << 8;
+}
+/// Products and sums are exact in double but for few, and rounded to float first.
+inline uint32_t fma_f16x2(uint32_t a, uint32_t b, uint32_t c) {
+  const auto half = [](uint32_t x, int i) {
+    return static_cast<double>(float_of_f16(static_cast<uint16_t>(x >> 16 * i)));
+  };
+  const auto of = [&](int i) { return static_cast<float>(half(a, i) * half(b, i) + half(c, i)); };
+  return f16x2_of(of(0), of(1));
+}
 
 }  // namespace fovea::cuda::ptx

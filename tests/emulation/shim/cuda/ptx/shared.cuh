@@ -23,6 +23,9 @@ inline void st_shared_16(uint32_t to, uint4 x) {
 inline void st_shared_8(uint32_t to, uint2 x) {
   store(to, x);
 }
+inline void st_shared_2(uint32_t to, uint16_t x) {
+  store(to, x);
+}
 inline void st_shared_4(uint32_t to, uint32_t x) {
   store(to, x);
 }
