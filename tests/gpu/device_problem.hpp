@@ -108,25 +108,30 @@ class Stream {
 
 using Bytes = std::map<Role, std::vector<unsigned char>>;
 
+struct DeviceProblemOptions {
+  int device = 0;
+  std::string forward_backend = kOracle;  ///< whose o and lse a backward reads
+  bool deterministic = true;
+};
+
 /// The tensors of `spec` on a GPU, a plan for one backend and a workspace.
 class DeviceProblem {
  public:
-  /// A backward reads o and lse of the forward of another backend.
-  DeviceProblem(const ProblemSpec& spec, fovea_pass pass, const std::string& backend, int device = 0,
-                const std::string& forward_backend = kOracle)
-      : spec_(spec), x_(spec), pass_(pass), device_(device) {
+  DeviceProblem(const ProblemSpec& spec, fovea_pass pass, const std::string& backend,
+                const DeviceProblemOptions& options = {})
+      : spec_(spec), x_(spec), pass_(pass), device_(options.device) {
     if (pass == FOVEA_BACKWARD) {
-      const RunResult forward = run_pass(x_, FOVEA_FORWARD, {forward_backend});
+      const RunResult forward = run_pass(x_, FOVEA_FORWARD, {options.forward_backend});
       EXPECT_EQ(forward.failure, "");
     }
     for (size_t r = 0; r < kRoles; ++r) {
       const auto role = static_cast<Role>(r);
       if (!x_.takes_part(role, pass) || x_[role].data() == nullptr) continue;
-      memory_[r] = std::make_unique<DeviceBytes>(x_[role].memory().size(), device);
+      memory_[r] = std::make_unique<DeviceBytes>(x_[role].memory().size(), device_);
       addresses_[r] = memory_[r]->get();
     }
     upload();
-    plan_for(backend);
+    plan_for(backend, options.deterministic);
   }
 
   /// Null where the backend cannot do the problem.
@@ -184,11 +189,11 @@ class DeviceProblem {
   }
 
  private:
-  void plan_for(const std::string& backend) {
+  void plan_for(const std::string& backend, bool deterministic) {
     const auto d = description();
     fovea_options options = FOVEA_OPTIONS_INIT;
     options.backend = backend.c_str();
-    options.deterministic = 1;
+    options.deterministic = deterministic ? 1 : 0;
     fovea_plan* made = nullptr;
     const fovea_status status = fovea_plan_create(&d->problem, &options, &made);
     if (status == FOVEA_UNSUPPORTED) return;

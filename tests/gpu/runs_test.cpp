@@ -315,7 +315,7 @@ TEST_F(Runs, GiveTheSameBitsOnAFullGpu) {
         spec.head_dim = spec.head_dim_v = head_dim;
         spec.causal = causal;
         for (const fovea_pass pass : {FOVEA_FORWARD, FOVEA_BACKWARD}) {
-          const DeviceProblem x(spec, pass, backend, 0, cpu_backend());
+          const DeviceProblem x(spec, pass, backend, {.forward_backend = cpu_backend()});
           if (!x.plan()) continue;
           const Stream stream;
           Bytes first;
@@ -457,7 +457,7 @@ TEST_F(TwoGpus, GiveTheSameBits) {
     for_each_backend(
         kind, [](DeviceProblem& x, const std::string& backend, const ProblemSpec& spec, fovea_pass pass) {
           const Bytes alone = x.outputs_alone();
-          const DeviceProblem y(spec, pass, backend, 1);
+          const DeviceProblem y(spec, pass, backend, {.device = 1});
           const Stream first(0), second(1);
           x.upload();
           y.upload();
