@@ -103,9 +103,8 @@ struct Fiber {
   bool (*ready)(const void*) = nullptr;  ///< what else it waits for: ready(waits_for)
   const void* waits_for = nullptr;
   const char* waits_in = "";
-  bool at_cluster =
-      false;  ///< it has arrived at the cluster's barrier, in this generation, and not waited yet
-  unsigned cluster_generation = 0;
+  bool at_cluster = false;          ///< it has arrived at the cluster's barrier, and not waited yet
+  unsigned cluster_generation = 0;  ///< of the barrier then
   Copies copies;
 };
 
