@@ -46,6 +46,17 @@
 
 namespace fovea::cuda {
 
+/// What happens beside the steps of a tile: nothing where all that it reads is there before it begins.
+struct ReadsInOrder {
+  static constexpr bool kReadsEarly = false;
+  /// Before pages are looked up and keys are copied.
+  __device__ __forceinline__ void before_copies() const {}
+  /// Behind the first copies: whether the length of the sequence has changed since it was read.
+  __device__ __forceinline__ bool has_other_length(const FwdWorkTile&) const { return false; }
+  /// Behind the loads of Q.
+  __device__ __forceinline__ void before_keys() const {}
+};
+
 /// A warp, and its steps. All are inlined, so that arrays stay in registers.
 template <class Instance>
 struct FwdDecodeWarp : FwdDecodeRows<Instance> {
@@ -70,17 +81,18 @@ struct FwdDecodeWarp : FwdDecodeRows<Instance> {
 
   /// The CTA's part of a tile, whose rows go to o or to a part in global memory.
   __device__ __forceinline__ void attend(const FwdWorkTile& of_tile, const tile::KvBlocks& pieces) {
-    sum_up(of_tile, pieces, [] {});
+    sum_up(of_tile, pieces, ReadsInOrder{});
     results().write_rows(pieces, of_tile.end_row);
     __syncthreads();  // 2
   }
 
   __device__ __forceinline__ FwdDecodeResults<Instance> results() const { return {f, memory, warp, lane}; }
 
-  /// The same up to barrier 1: what each warp has found lies in shared memory. `pieces` of 16 keys go to the warps in turn.
-  template <class Meanwhile>
-  __device__ __forceinline__ void sum_up(const FwdWorkTile& of_tile, const tile::KvBlocks& pieces,
-                                         const Meanwhile& meanwhile) {
+  /// The same up to barrier 1: what each warp has found lies in shared memory. `pieces` of 16 keys go to the warps in turn. Whether it is what
+  /// was asked for: not if the tile was made of a length that has changed since (Beside::kReadsEarly).
+  template <class Beside>
+  __device__ __forceinline__ bool sum_up(const FwdWorkTile& of_tile, const tile::KvBlocks& pieces,
+                                         const Beside& beside) {
     FwdWorkTile& work = *memory.work_tile(warp);
     if (lane == 0) work = of_tile;
     __syncwarp();  // every lane sees the tile
@@ -88,28 +100,33 @@ struct FwdDecodeWarp : FwdDecodeRows<Instance> {
                                            sizeof(Key)),
                         v = tile::key_rows(f.p, f.p.v, work.span, work.batch, head_of_keys(f, work),
                                            sizeof(Key));
-    this->for_layout(k, [&](auto layout) { add_pieces<layout.value>(work, k, v, pieces, meanwhile); });
+    bool changed = false;
+    this->for_layout(k, [&](auto layout) { changed = add_pieces<layout.value>(work, k, v, pieces, beside); });
     ptx::cp_async_wait<0>();
     __syncwarp();  // no copy of any lane is under way: the ring is free
     share_result();
-    __syncthreads();  // 1
+    if constexpr (Beside::kReadsEarly) return !__syncthreads_or(changed);  // 1
+    __syncthreads();                                                       // 1
+    return true;
   }
 
  private:
-  /// A loop for each layout, so that none steps over the others' instructions.
-  template <KeyLayout kLayout, class Meanwhile>
-  __device__ __forceinline__ void add_pieces(const FwdWorkTile& work, const tile::KeyRows& k,
+  /// A loop for each layout, so that none steps over the others' instructions. Whether the length has changed (sum_up).
+  template <KeyLayout kLayout, class Beside>
+  __device__ __forceinline__ bool add_pieces(const FwdWorkTile& work, const tile::KeyRows& k,
                                              const tile::KeyRows& v, const tile::KvBlocks& pieces,
-                                             const Meanwhile& meanwhile) {
+                                             const Beside& beside) {
     const int last_key = work.span.used_k - 1, first = pieces.begin + warp;
     const auto fill = [&](int n, int stage) {
       this->template load<kLayout>(k, v, last_key, n, pieces.end, stage);
     };
+    beside.before_copies();
     this->template begin_rows<kLayout>(k, last_key, first);
 #pragma unroll
     for (int s = 0; s < kStages - 1; ++s) fill(first + s * kWarps, s);
+    const bool changed = beside.has_other_length(work);
     begin_tile(work);
-    meanwhile();
+    beside.before_keys();
     int stage = 0;
 #pragma unroll 1
     for (int n = first; n < pieces.end; n += kWarps) {
@@ -124,6 +141,7 @@ struct FwdDecodeWarp : FwdDecodeRows<Instance> {
       multiply_pv(acc_s, rows_k + kConfig.values_behind());
       stage = stage + 1 == kStages ? 0 : stage + 1;
     }
+    return changed;
   }
 
   /// Q goes to registers or shared memory; O and the rows' statistics start empty.

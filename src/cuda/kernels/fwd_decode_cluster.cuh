@@ -16,8 +16,9 @@
 // Shared   as fwd_decode, and an inbox of tile_m rows of O, each with its state.
 // Barriers
 //   cluster     every CTA has begun and its mbarrier is initialised: others may write to its inbox
+//   0           the length that a tensor has is in shared memory (ReadsEarly)
 //   inbox_full  the rows of all CTAs are in the inbox
-//   0, 1        as in fwd_decode
+//   0, 1        as in fwd_decode; 1 also says whether the tile is to be done again
 #pragma once
 
 #include "cuda/kernels/fwd_decode.cuh"
@@ -58,11 +59,14 @@ struct ClusterShare {
   FwdWorkTile work;
   tile::KvBlocks all, own;  ///< pieces of keys: of the tile or its split, of the CTA
 
-  __device__ __forceinline__ ClusterShare(const ForwardArgs& f, int piece) {
+  static __device__ __forceinline__ int batch(const ForwardArgs& f) {
+    return static_cast<int>(f.sharing.heads ? blockIdx.y : blockIdx.z);
+  }
+  __device__ __forceinline__ ClusterShare(const ForwardArgs& f, int piece)
+      : ClusterShare(f, piece, tile::cached_span(f.p, batch(f))) {}
+  __device__ __forceinline__ ClusterShare(const ForwardArgs& f, int piece, const tile::SequenceSpan& span) {
     const int log2_cluster = __ffs(f.cluster_ctas) - 1;
-    const int batch = static_cast<int>(f.sharing.heads ? blockIdx.y : blockIdx.z),
-              split = static_cast<int>(blockIdx.x) >> log2_cluster;
-    const tile::SequenceSpan span = tile::cached_span(f.p, batch);
+    const int batch = ClusterShare::batch(f), split = static_cast<int>(blockIdx.x) >> log2_cluster;
     work = {span, batch, static_cast<int>(blockIdx.y), split, 0, span.used_q * packed_heads(f)};
     all = tile::split_blocks(key_blocks_of_rows(f, span, 0, work.end_row, piece), split, f.num_splits);
     const int count = all.count();
@@ -166,6 +170,55 @@ __device__ __forceinline__ void merge_in_cluster(const ForwardArgs& args,
   write_owned_rows(own, share);
 }
 
+/// Shares are found while launches before still run. They may be writing the length of a sequence, which is read all the same: looked up behind
+/// them, it takes half a microsecond that nothing hides. First copies begin by what stood there, inside of the tensors whatever it is; beside
+/// them it is read again, and a CTA for which it has changed begins again at the end of its tile.
+struct ReadsEarly {
+  static constexpr bool kReadsEarly = true;
+  const ForwardArgs& f;
+  bool may_change;    ///< the length that the share is made of
+  bool first = true;  ///< time: the cluster is still to be waited for
+
+  __device__ __forceinline__ explicit ReadsEarly(const ForwardArgs& args)
+      : f(args), may_change(args.p.seqused_k != nullptr) {}
+  /// Where a sequence lies, by what stands there now: all threads of the CTA call it, and one reads, as others may read other things.
+  template <class Instance>
+  __device__ __forceinline__ tile::SequenceSpan span(const FwdDecodeMemory<Instance>& memory) {
+    const tile::AttentionParams& p = f.p;
+    const bool by_length_alone = p.cu_seqlens_q == nullptr && p.cu_seqlens_k == nullptr &&
+                                 p.seqused_q == nullptr && p.leftpad_k == nullptr &&
+                                 p.cache_batch == nullptr && (p.page_table.data == nullptr || p.caches > 0);
+    // A CTA that has no part by its length ends at once, and leaves its place to others.
+    if (!by_length_alone || f.sharing.by_length) {
+      before_copies();
+      may_change = false;
+      return tile::cached_span(p, ClusterShare::batch(f));
+    }
+    tile::SequenceSpan span = tile::whole_span(p);
+    if (p.seqused_k != nullptr) {
+      if (threadIdx.x == 0)
+        ptx::st_shared_4(memory.length(), static_cast<uint32_t>(p.seqused_k[ClusterShare::batch(f)]));
+      __syncthreads();  // the length is there
+      span.used_k = clamped(of_lane_0(static_cast<int>(ptx::ld_shared_4(memory.length()))));
+    }
+    return span;
+  }
+  /// What is the same for all lanes the compiler knows to be so of what comes from one of them: else loops lose their uniform registers.
+  static __device__ __forceinline__ int of_lane_0(int x) { return __shfl_sync(0xffffffffu, x, 0); }
+  __device__ __forceinline__ int clamped(int length) const { return min(max(length, 0), f.p.seqlen_k); }
+
+  __device__ __forceinline__ void before_copies() const {
+    ptx::wait_for_launches_before();  // what they have written may be read
+    ptx::let_next_launch_begin();     // it waits, and has its CTAs where those of this one end
+  }
+  __device__ __forceinline__ bool has_other_length(const FwdWorkTile& work) const {
+    return may_change && clamped(f.p.seqused_k[work.batch]) != work.span.used_k;
+  }
+  __device__ __forceinline__ void before_keys() const {
+    if (first) ptx::cluster_wait();
+  }
+};
+
 template <class Instance>
 __global__ void __launch_bounds__(Instance::kConfig.threads(), Instance::kConfig.ctas_per_sm)
     fwd_decode_cluster(const __grid_constant__ ForwardArgs args) {
@@ -181,15 +234,18 @@ __global__ void __launch_bounds__(Instance::kConfig.threads(), Instance::kConfig
     ptx::mbarrier_init_fence();
   }
   ptx::cluster_arrive();  // waited for below: the barrier is initialised, and this CTA has begun
-  const bool lengths_are_known = tile::lengths_are_known(args.p);
-  if (!lengths_are_known) ptx::wait_for_launches_before();  // lengths may be read
-  ClusterShare share(args, Warp::kWarpKeys);
-  if (lengths_are_known) ptx::wait_for_launches_before();  // what they have written may be read
-  ptx::let_next_launch_begin();  // it waits, and has its CTAs where those of this one end
-  if (!share.takes_part) return;
-  if (thread == 0) ptx::st_shared_4(memory.sharing(), static_cast<uint32_t>(share.log2_ctas));
+  ReadsEarly beside(args);
+  ClusterShare share(args, Warp::kWarpKeys, beside.span(memory));
   Warp own(args, memory, warp, lane);
-  own.sum_up(share.work, share.own, [] { ptx::cluster_wait(); });
+  while (true) {  // once, or twice if the length has changed
+    if (thread == 0) ptx::st_shared_4(memory.sharing(), static_cast<uint32_t>(share.log2_ctas));
+    if (share.takes_part && ReadsEarly::of_lane_0(own.sum_up(share.work, share.own, beside))) break;
+    beside.before_copies();
+    if (!share.takes_part && !beside.may_change) return;
+    beside.first = !share.takes_part;
+    beside.may_change = false;
+    share = ClusterShare(args, Warp::kWarpKeys);
+  }
   share.log2_ctas = static_cast<int>(ptx::ld_shared_4(memory.sharing()));  // registers are few
   share.work = *memory.work_tile(warp);
   merge_in_cluster<T>(args, own.results(), share, thread);

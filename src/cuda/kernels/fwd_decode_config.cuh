@@ -133,6 +133,8 @@ struct FwdDecodeMemory {
   }
   /// How many CTAs share the keys (a word).
   __device__ __forceinline__ uint32_t sharing() const { return inbox_full() + 8; }
+  /// The length of the CTA's sequence, as a tensor has it (a word).
+  __device__ __forceinline__ uint32_t length() const { return inbox_full() + 12; }
 
   // --- of shares of all keys ---
 
