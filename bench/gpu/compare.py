@@ -180,7 +180,7 @@ def measure(shape: Shape, args: argparse.Namespace, library: Library | None, gpu
         prepares |= contenders.ours(library, args.backend, shape, args.kernels)
         if args.before_library is not None:
             prepares["ours:before"] = contenders.ours(args.before_library, args.backend, shape, [])["ours"]
-    prepares |= contenders.peers(args.contenders)
+    prepares |= contenders.peers(args.contenders, args.fa3_library)
     entrants: list[Entrant] = []
     before = gpu.reading()
     with torch.cuda.stream(stream), in_context(shape):
@@ -239,7 +239,7 @@ def once(shape: Shape, args: argparse.Namespace, library: Library | None) -> Non
     import contenders
     import torch
 
-    prepares = contenders.peers(args.contenders)
+    prepares = contenders.peers(args.contenders, args.fa3_library)
     if library is not None and "ours" in args.contenders:
         prepares = contenders.ours(library, args.backend, shape, args.kernels) | prepares
     with in_context(shape):
@@ -342,6 +342,7 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     how.add_argument("--flush-l2", action="store_true", help="several sets of inputs in turn: none is in the L2 cache")
     how.add_argument("--once", action="store_true", help="run each row once between profiler marks, time nothing")
     how.add_argument("--lib", type=Path, metavar="PATH", help="libfovea.so")
+    how.add_argument("--fa3-library", type=Path, metavar="PATH", help="FlashAttention-3's forward: _vllm_fa3_C.abi3.so of the wheel of vllm 0.33")
     how.add_argument("--before", type=Path, metavar="PATH", help="another libfovea.so, timed in turn as ours:before")
     out = parser.add_argument_group("results")
     out.add_argument("--json", metavar="PATH", help="write the results; 'auto' names a file in bench/results")

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import fa3_library as fa3
 import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
@@ -447,8 +448,8 @@ def deterministic_torch() -> Iterator[None]:
 Prepare = Callable[[Inputs], Call]
 
 
-def peers(wanted: list[str]) -> dict[str, Prepare]:
-    """The contenders in `wanted` that this machine has."""
+def peers(wanted: list[str], fa3_library: Path | None = None) -> dict[str, Prepare]:
+    """The contenders in `wanted` that this machine has. `fa3_library`: where FlashAttention-3 is to be had without its package."""
     found: dict[str, Prepare] = {
         "fa2": fa2_call,
         "cudnn": lambda inputs: sdpa_call(SDPBackend.CUDNN_ATTENTION, inputs),
@@ -461,6 +462,9 @@ def peers(wanted: list[str]) -> dict[str, Prepare]:
         with contextlib.suppress(ImportError):
             module = importlib.import_module(module_name)
             found[name] = lambda inputs, module=module: flash_call(module, inputs)  # type: ignore[misc]
+    if fa3_library is not None:
+        fa3.load(fa3_library)
+        found["fa3"] = fa3.Fa3LibraryCall
     return {name: prepare for name, prepare in found.items() if name in wanted}
 
 
