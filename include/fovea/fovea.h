@@ -115,12 +115,12 @@ typedef enum fovea_pass { FOVEA_FORWARD = 0, FOVEA_BACKWARD = 1 } fovea_pass;
  * b is row r % page of page page_table[b][r / page]: Sk is (most pages) * page, seqused_k is needed, and entries of pages that
  * hold no used key are never read. With `cache_batch` the batch of k and v may be any, and sequence b is sequence
  * cache_batch[b] of it. With `leftpad_k` the first rows of each sequence do not exist: key j is row leftpad_k[b] + j, and
- * the sequence has seqused_k[b] - leftpad_k[b] keys. What these three hold is checked as cu_seqlens is; what GPUs read by them
- * lies inside of k and v whatever they hold.
+ * the sequence has seqused_k[b] - leftpad_k[b] keys. What these three hold is checked as cu_seqlens is (on GPUs with `check_contents`);
+ * what GPUs read by them lies inside of k and v whatever they hold.
  *
  * Keys and values of 8 bits (forward only): k and v may be float8_e4m3fn beside a q of any type. Element x of sequence b and key head
  * h stands for x * k_descale[b][h], or x * v_descale[b][h]; rows of k_new and v_new are divided by these and rounded to the nearest,
- * at most 448 in size. CPUs check that the factors are finite and above 0; GPUs take them as they are.
+ * at most 448 in size. CPUs check that the factors are finite and above 0; GPUs take them as they are without `check_contents`.
  *
  * Queries of 8 bits (forward only): q may be float8_e4m3fn where k and v are. Element x of sequence b and query head h stands for
  * x * q_descale[b][h / (Hq / Hkv)]. o has any of float32, float16, bfloat16, float64 then, and what is of the type of q has the type of
@@ -132,7 +132,8 @@ typedef enum fovea_pass { FOVEA_FORWARD = 0, FOVEA_BACKWARD = 1 } fovea_pass;
  *
  * Appending: with `k_new` and `v_new` the run first writes their rows to k and v, which are outputs then: row i of sequence b
  * becomes row seqused_k[b] + i of its keys, and the sequence has seqused_k[b] + Snew of them (seqused_k, which is needed, holds
- * the lengths before, and stays as it is). Rows that do not fit are an error that writes nothing on CPUs; GPUs leave them out.
+ * the lengths before, and stays as it is). Rows that do not fit are an error that writes nothing on CPUs, and on GPUs
+ * with `check_contents`; without it GPUs leave them out.
  * Two sequences that append to one row leave either's there.
  * Rotary embedding: with `rotary_cos` and `rotary_sin` the new rows of k are rotated before, and q for the scores (its memory
  * stays as it is): of the first R elements, pair j becomes (x cos - y sin, x sin + y cos) by column j of row `position`,
@@ -328,6 +329,10 @@ typedef struct fovea_options {
   /* CUDA: multiprocessors left to other kernels that run at the same time, as those of NCCL. Kernels whose CTAs stay for the whole
    * launch heed it (Hopper's); others fill the GPU, tile by tile. */
   int32_t sm_margin;
+  /* CUDA: not 0 = each run copies its lengths, tables, lists and factors to the host, waits for them, and checks them as CPUs do, before
+   * it launches anything. For debugging: such a run waits for its stream, and cannot be captured by a graph. With
+   * FOVEA_CHECK_CONTENTS=1 in the environment every plan does so. */
+  int32_t check_contents;
 } fovea_options;
 
 #if defined(__cplusplus)

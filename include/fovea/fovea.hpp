@@ -113,6 +113,7 @@ struct Options {
   int num_splits = 0;            ///< parts of the keys of a tile, at most; 0: as many as pay, 1: none
   bool batch_invariant = false;  ///< the bits of a sequence do not depend on the others of its batch
   int sm_margin = 0;             ///< CUDA: multiprocessors left to other kernels (fovea.h)
+  bool check_contents = false;   ///< CUDA: runs wait for what lengths and tables hold, and check it (fovea.h)
 };
 
 namespace detail {
@@ -203,6 +204,7 @@ inline fovea_options c_options(const Options& options) {
   c.num_splits = options.num_splits;
   c.batch_invariant = options.batch_invariant;
   c.sm_margin = options.sm_margin;
+  c.check_contents = options.check_contents;
   return c;
 }
 

@@ -79,7 +79,8 @@ PlanOptions to_plan_options(const fovea_options& options) {
           .num_threads = options.num_threads,
           .deterministic = options.deterministic != 0,
           .splits = {.most = options.num_splits, .batch_invariant = options.batch_invariant != 0},
-          .sm_margin = options.sm_margin};
+          .sm_margin = options.sm_margin,
+          .check_contents = options.check_contents != 0};
 }
 
 Buffers read_buffers(const fovea_buffers* buffers) {

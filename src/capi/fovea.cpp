@@ -23,7 +23,7 @@
 
 struct fovea_plan {
   explicit fovea_plan(fovea::Plan made)
-      : plan(std::move(made)), rules(plan.problem, plan.prepared->workspace_size) {}
+      : plan(std::move(made)), rules(plan.problem, plan.prepared->workspace_size, plan.check_contents) {}
 
   fovea::Plan plan;
   fovea::plan::BufferRules rules;

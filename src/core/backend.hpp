@@ -87,7 +87,8 @@ struct Plan {
   const Backend* backend = nullptr;
   std::unique_ptr<const Prepared> prepared;
   double flops = 0;
-  std::string reason;  ///< a line for each backend of the list
+  bool check_contents = false;  ///< of a GPU's lengths and tables, too
+  std::string reason;           ///< a line for each backend of the list
 };
 
 }  // namespace fovea

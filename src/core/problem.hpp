@@ -169,7 +169,8 @@ struct PlanOptions {
   int num_threads = 0;            ///< 0: all that the process may use
   bool deterministic = false;
   KeySplits splits = {};
-  int sm_margin = 0;  ///< CUDA: multiprocessors left to others
+  int sm_margin = 0;            ///< CUDA: multiprocessors left to others
+  bool check_contents = false;  ///< CUDA: each run checks what lengths and tables hold, for which it waits
   /// CPU: the problem is a part of one over several ranks. A backward is then divided for the threads that it has, not so that its bits
   /// are the same for any number of them.
   bool is_part = false;

@@ -2,7 +2,10 @@
 #include "plan/buffers.hpp"
 
 #include <algorithm>
+#include <array>
+#include <cstddef>
 #include <string>
+#include <vector>
 
 #include "core/status.hpp"
 #include "cuda/launch/cuda.hpp"
@@ -35,10 +38,19 @@ int64_t given_bytes(const AttentionProblem& problem, size_t place) {
   return extent_bytes(t).value();
 }
 
+/// Whether check_sequence_lengths() or check_key_lists() read what the tensor holds.
+bool has_contents(size_t place) {
+  constexpr std::array kRoles = {
+      Role::kCuSeqlensQ, Role::kCuSeqlensK, Role::kSeqUsedQ,      Role::kSeqUsedK, Role::kLeftPadK,
+      Role::kCacheBatch, Role::kPageTable,  Role::kCuSeqlensKNew, Role::kKeys,     Role::kRotaryPositions,
+      Role::kQDescale,   Role::kKDescale,   Role::kVDescale};
+  return std::ranges::any_of(kRoles, [&](Role role) { return index_of(role) == place; });
+}
+
 }  // namespace
 
-BufferRules::BufferRules(const AttentionProblem& problem, size_t workspace_size)
-    : workspace_size_(workspace_size) {
+BufferRules::BufferRules(const AttentionProblem& problem, size_t workspace_size, bool check_contents)
+    : workspace_size_(workspace_size), on_gpu_(problem[Role::kQ].device == DeviceType::kCuda) {
   static_assert(kPlaceCount <= 64, "sets of places are 64-bit masks");
   for (size_t i = 0; i < kPlaceCount; ++i) {
     const TensorDesc& t = problem.at(i);
@@ -52,12 +64,13 @@ BufferRules::BufferRules(const AttentionProblem& problem, size_t workspace_size)
   const auto inputs =
       std::stable_partition(rules_.begin(), rules_.end(), [](const Rule& rule) { return rule.output; });
   outputs_ = static_cast<size_t>(inputs - rules_.begin());
-  tells_memory_ = problem[Role::kQ].device == DeviceType::kCpu && cuda::can_tell_memory();
-  has_sequence_lengths_ = problem[Role::kQ].device == DeviceType::kCpu &&
-                          (problem.packed || problem.has(Role::kSeqUsedQ) || problem.has(Role::kSeqUsedK) ||
-                           problem.has_cache() || problem.has(Role::kQDescale) ||
-                           problem.has(Role::kKDescale) || problem.has(Role::kVDescale));
-  has_key_lists_ = problem[Role::kQ].device == DeviceType::kCpu && problem.has(Role::kKeys);
+  tells_memory_ = !on_gpu_ && cuda::can_tell_memory();
+  const bool checks = !on_gpu_ || check_contents;
+  has_sequence_lengths_ =
+      checks && (problem.packed || problem.has(Role::kSeqUsedQ) || problem.has(Role::kSeqUsedK) ||
+                 problem.has_cache() || problem.has(Role::kQDescale) || problem.has(Role::kKDescale) ||
+                 problem.has(Role::kVDescale));
+  has_key_lists_ = checks && problem.has(Role::kKeys);
 }
 
 void BufferRules::check(const AttentionProblem& problem, const Buffers& buffers) const {
@@ -97,8 +110,27 @@ void BufferRules::check(const AttentionProblem& problem, const Buffers& buffers)
   }
   check_overlaps(problem, buffers);
   if (tells_memory_) check_memory(problem, buffers);
+  if (on_gpu_) {
+    if (has_sequence_lengths_ || has_key_lists_) check_contents_of_gpu(problem, buffers);
+    return;
+  }
   if (has_sequence_lengths_) check_sequence_lengths(problem, buffers);
   if (has_key_lists_) check_key_lists(problem, buffers);
+}
+
+void BufferRules::check_contents_of_gpu(const AttentionProblem& problem, const Buffers& buffers) const {
+  Buffers on_host;
+  std::vector<cuda::HostCopy> copies;
+  std::vector<std::vector<std::byte>> memory;  // of std::allocator, so aligned for any element
+  for (const Rule& rule : rules_) {
+    if (!has_contents(rule.place)) continue;
+    std::vector<std::byte>& copy = memory.emplace_back(static_cast<size_t>(rule.extent));
+    on_host.data[rule.place] = copy.data();
+    copies.push_back({problem.name_at(rule.place), buffers.data[rule.place], copy.data(), copy.size()});
+  }
+  cuda::copy_to_host(copies, problem[Role::kQ].device_id, buffers.stream);
+  check_sequence_lengths(problem, on_host);
+  check_key_lists(problem, on_host);
 }
 
 void BufferRules::check_memory(const AttentionProblem& problem, const Buffers& buffers) const {

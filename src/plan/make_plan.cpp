@@ -6,6 +6,7 @@
 #include <string_view>
 #include <vector>
 
+#include "core/environment.hpp"
 #include "core/status.hpp"
 #include "cpu/backends.hpp"
 #include "cuda/launch/cuda.hpp"
@@ -237,6 +238,7 @@ Plan make_plan(const ProblemDescription& description, const PlanOptions& options
   check_places(description);
   Plan plan;
   plan.problem = validate(description);
+  plan.check_contents = options.check_contents || environment("FOVEA_CHECK_CONTENTS") == "1";
   plan.problem.arriving_keys = options.arriving_keys;
   plan.problem.arriving_heads = options.arriving_heads;
   if (const TensorDesc& q = plan.problem[Role::kQ]; q.device == DeviceType::kCuda) {

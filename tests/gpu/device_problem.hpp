@@ -112,6 +112,7 @@ struct DeviceProblemOptions {
   int device = 0;
   std::string forward_backend = kOracle;  ///< whose o and lse a backward reads
   bool deterministic = true;
+  bool check_contents = false;
 };
 
 /// The tensors of `spec` on a GPU, a plan for one backend and a workspace.
@@ -131,7 +132,7 @@ class DeviceProblem {
       addresses_[r] = memory_[r]->get();
     }
     upload();
-    plan_for(backend, options.deterministic);
+    plan_for(backend, options);
   }
 
   /// Null where the backend cannot do the problem.
@@ -168,14 +169,32 @@ class DeviceProblem {
     if (workspace_) cuda_ok(cudaMemset(workspace_->get(), kPattern, workspace_size()));
     cuda_ok(cudaDeviceSynchronize());
   }
-  /// The elements of the outputs. Waits for the device.
+  /// The same inputs as another problem of the same shapes, in the memory of this one.
+  void take_inputs_of(const DeviceProblem& other) const {
+    upload();
+    for (size_t r = 0; r < kRoles; ++r) {
+      if (!memory_[r] || OwnedProblem::is_output(static_cast<Role>(r), pass_)) continue;
+      ASSERT_EQ(other.x_[static_cast<Role>(r)].memory().size(), x_[static_cast<Role>(r)].memory().size());
+      cuda_ok(cudaMemcpy(addresses_[r], other.addresses_[r], x_[static_cast<Role>(r)].memory().size(),
+                         cudaMemcpyDeviceToDevice));
+    }
+    cuda_ok(cudaDeviceSynchronize());
+  }
+  /// The elements of the outputs, and of a cache that grows. Waits for the device.
   Bytes outputs() const {
     const OnDevice scope(device_);
     cuda_ok(cudaDeviceSynchronize());
     Bytes bytes;
     for (size_t r = 0; r < kRoles; ++r) {
       const auto role = static_cast<Role>(r);
-      if (!memory_[r] || !OwnedProblem::is_output(role, pass_)) continue;
+      const bool grows = spec_.appends() && (role == Role::kK || role == Role::kV);
+      if (!memory_[r] || !(grows || OwnedProblem::is_output(role, pass_))) continue;
+      if (grows) {
+        std::vector<unsigned char>& rows = bytes[role];
+        rows.resize(x_[role].memory().size());
+        cuda_ok(cudaMemcpy(rows.data(), addresses_[r], rows.size(), cudaMemcpyDeviceToHost));
+        continue;
+      }
       cuda_ok(cudaMemcpy(x_[role].data(), addresses_[r], x_[role].memory().size(), cudaMemcpyDeviceToHost));
       bytes[role] = x_[role].bytes();
     }
@@ -189,11 +208,12 @@ class DeviceProblem {
   }
 
  private:
-  void plan_for(const std::string& backend, bool deterministic) {
+  void plan_for(const std::string& backend, const DeviceProblemOptions& of_problem) {
     const auto d = description();
     fovea_options options = FOVEA_OPTIONS_INIT;
     options.backend = backend.c_str();
-    options.deterministic = deterministic ? 1 : 0;
+    options.deterministic = of_problem.deterministic ? 1 : 0;
+    options.check_contents = of_problem.check_contents ? 1 : 0;
     fovea_plan* made = nullptr;
     const fovea_status status = fovea_plan_create(&d->problem, &options, &made);
     if (status == FOVEA_UNSUPPORTED) return;
@@ -240,6 +260,7 @@ void for_each_backend(const ProblemSpec& all, Test&& test) {
       spec = without_terms(all);
     for (const Type type : {Type::kF32, Type::kF16, Type::kBF16}) {
       for (const fovea_pass pass : {FOVEA_FORWARD, FOVEA_BACKWARD}) {
+        if (pass == FOVEA_BACKWARD && spec.forward_only()) continue;
         spec.type = type;
         DeviceProblem problem(spec, pass, backend);
         if (!problem.plan()) continue;

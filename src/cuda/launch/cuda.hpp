@@ -45,6 +45,17 @@ std::string text_of(const Memory& memory);
 void* allocate(int device, size_t bytes);
 void release(int device, void* memory) noexcept;
 
+/// Bytes of a device's memory that the host wants at `to`.
+struct HostCopy {
+  std::string name;  ///< of the tensor, for messages
+  const void* from;
+  void* to;
+  size_t bytes;
+};
+/// Copies behind all that the stream has, and waits. Throws RequestError(kInvalidArgument) for memory or a stream of elsewhere, and for a
+/// stream that is being captured; kCudaError; kUnsupported where CUDA is missing.
+void copy_to_host(std::span<const HostCopy> copies, int device, void* stream);
+
 /// Merges partial results over disjoint keys, as cpu::merge, on the device of o and in the order of the stream. More than 48 parts
 /// take memory of the device's pool (cudaMallocAsync). Throws RequestError for pointers and streams of elsewhere, and where
 /// CUDA is missing.

@@ -61,6 +61,11 @@ void* allocate(int device, size_t) {
                          ", but this build was made without CUDA; configure it with -DFOVEA_CUDA=ON");
 }
 void release(int, void*) noexcept {}
+void copy_to_host(std::span<const HostCopy>, int device, void*) {
+  throw RequestError(Status::kUnsupported, "device",
+                     "device: got cuda:" + std::to_string(device) +
+                         ", but this build was made without CUDA; configure it with -DFOVEA_CUDA=ON");
+}
 void merge(std::span<const TensorDesc>, std::span<const TensorDesc>, const TensorDesc& o, const TensorDesc&,
            void*) {
   throw RequestError(Status::kUnsupported, "o",
