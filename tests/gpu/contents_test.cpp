@@ -73,7 +73,7 @@ struct Replay {
   std::function<void(ProblemSpec&)> change;
 };
 std::vector<Replay> replays() {
-  const auto lengths = [](ProblemSpec& spec) { spec.used_k = {17, 1918, 0}; };
+  const auto lengths = [](ProblemSpec& spec) { spec.used_k = {17, 1800, 0}; };  // as many angles
   return {{"pages", pages(), lengths},
           {"pages of one row",
            with(pages(), [](ProblemSpec& spec) { spec.page_size = 1, spec.caches = 6000; }), lengths},
@@ -211,6 +211,7 @@ TEST_F(Contents, AreRefusedWhereTheEnvironmentAsks) {
 /// compute-sanitizer tells reads outside of tensors, each of which has memory of its own.
 TEST_F(Contents, ThatAreWrongReadNothingOutside) {
   for (const Wrong& wrong : wrongs()) {
+    if (wrong.role == Role::kCuSeqlensQ) continue;  // has to be right: o is written by it
     for (const std::string& backend : cuda_backends()) {
       const DeviceProblem x(wrong.spec, FOVEA_FORWARD, backend);
       if (x.plan() == nullptr) continue;
