@@ -180,6 +180,8 @@ def measure(shape: Shape, args: argparse.Namespace, library: Library | None, gpu
         prepares |= contenders.ours(library, args.backend, shape, args.kernels)
         if args.before_library is not None:
             prepares["ours:before"] = contenders.ours(args.before_library, args.backend, shape, [])["ours"]
+        if args.stored_otherwise:
+            prepares |= contenders.ours_stored_otherwise(library, shape)
     prepares |= contenders.peers(args.contenders, args.fa3_library)
     entrants: list[Entrant] = []
     before = gpu.reading()
@@ -344,6 +346,8 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     how.add_argument("--lib", type=Path, metavar="PATH", help="libfovea.so")
     how.add_argument("--fa3-library", type=Path, metavar="PATH", help="FlashAttention-3's forward: _vllm_fa3_C.abi3.so of the wheel of vllm 0.33")
     how.add_argument("--before", type=Path, metavar="PATH", help="another libfovea.so, timed in turn as ours:before")
+    how.add_argument("--stored-otherwise", action="store_true",
+                     help="beside pages the same row in one piece, beside keys of 8 bits 16 of them, in turn: ours:one_piece, ours:lengths, ours:16_bits")  # fmt: skip
     out = parser.add_argument_group("results")
     out.add_argument("--json", metavar="PATH", help="write the results; 'auto' names a file in bench/results")
     out.add_argument("--what", default=None, help="last part of that name (grid, special, wide, terms, decode, latent, all, shapes)")

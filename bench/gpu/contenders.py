@@ -8,6 +8,7 @@ heads, size).
 from __future__ import annotations
 
 import contextlib
+import copy
 import importlib
 import os
 import sys
@@ -117,6 +118,7 @@ class Inputs:
     def _make_pages(self, generator: Any) -> None:
         """The keys and values once more, in pages in random order."""
         shape = self.shape
+        self._pools_in_one_piece, self._used_in_one_piece = self.pools, self.used
         columns = -(-shape.s_k // shape.page)
         order = torch.randperm(shape.b * columns, generator=generator, device="cuda")
         self.page_table = order.to(torch.int32).view(shape.b, columns)
@@ -133,6 +135,25 @@ class Inputs:
 
         keys = pool(self.pools[0])
         self.pools = keys, keys[..., : shape.d_v] if shape.latent else pool(self.pools[1])
+
+
+    def in_one_piece(self) -> Inputs:
+        """The same sequences out of their pages, with lengths in a tensor only where they differ."""
+        other = self.in_one_piece_with_lengths()
+        other.used = self._used_in_one_piece
+        return other
+
+    def in_one_piece_with_lengths(self) -> Inputs:
+        """The same sequences out of their pages, with lengths in a tensor, as pages have."""
+        other = copy.copy(self)
+        other.pools, other.page_table = self._pools_in_one_piece, None
+        return other
+
+    def in_16_bits(self) -> Inputs:
+        """The same numbers, in the type of q."""
+        other = copy.copy(self)
+        other.queries, other.pools, other.descales = self.q, (self.k, self.v), {}
+        return other
 
 
 class Call:
@@ -507,4 +528,19 @@ def ours(library: Library, backends: list[str], shape: Shape, patterns: list[str
             found[name + ("_fast" if ":" in name else ":fast")] = lambda inputs, prepare=prepare: prepare(  # type: ignore[misc]
                 inputs, deterministic=False
             )
+    return found
+
+
+def ours_stored_otherwise(library: Library, shape: Shape) -> dict[str, Prepare]:
+    """What pages, and keys of 8 bits, are measured against: the same row in one piece, or in 16 bits."""
+
+    def prepare(change: Callable[[Inputs], Inputs]) -> Prepare:
+        return lambda inputs: OurCall(library, None, False, change(inputs))
+
+    found = {}
+    if shape.page:
+        found["ours:one_piece"] = prepare(Inputs.in_one_piece)
+        found["ours:lengths"] = prepare(Inputs.in_one_piece_with_lengths)
+    elif shape.e4m3 and not shape.e4m3_q:
+        found["ours:16_bits"] = prepare(Inputs.in_16_bits)
     return found
