@@ -164,7 +164,7 @@ std::vector<Wrong> wrongs() {
     all.push_back({chosen(), Role::kLeftPadK, &fovea_buffers::leftpad_k, 0, rows, "leftpad_k", "element 0"});
   for (const int32_t start : {46, -1, kHuge, kTiny})
     all.push_back({packed_queries(), Role::kCuSeqlensQ, &fovea_buffers::cu_seqlens_q, 2, start,
-                   "cu_seqlens_q", "element"});
+                   "cu_seqlens_q", start == kHuge ? "a sequence of length" : "element"});
   for (const int32_t length : {1919, -1, kHuge, kTiny})
     all.push_back({growing(), Role::kSeqUsedK, &fovea_buffers::seqused_k, 0, length,
                    length == 1919 ? "k_new" : "seqused_k",
