@@ -242,6 +242,7 @@ ERRORS = [
     (ValueError, r"num_threads", {"num_threads": -1}),
     (ValueError, r"num_splits: got -1", {"num_splits": -1}),
     (TypeError, r"num_splits: got 1.5", {"num_splits": 1.5}),
+    (ValueError, r"sm_margin: got -1; expected 0 to", {"sm_margin": -1}),
     (
         ValueError,
         r"max_seqlen_q: got 0.*batch_invariant",

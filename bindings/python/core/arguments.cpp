@@ -16,7 +16,7 @@ namespace {
 #define FOVEA_PYTHON_NUMBERS(X)                                                           \
   X(scale) X(causal) X(window) X(softcap) X(dropout) X(block_size)                        \
   X(max_seqlen_q) X(max_seqlen_k) X(seed) X(offset) X(deterministic) X(backend) X(num_threads)      \
-  X(num_splits) X(batch_invariant) X(rotary_interleaved)
+  X(num_splits) X(batch_invariant) X(sm_margin) X(rotary_interleaved)
 // clang-format on
 
 enum Number {
@@ -143,6 +143,9 @@ void set_number(Request& r, size_t number, PyObject* value) {
       break;
     case batch_invariant:
       r.options.batch_invariant = as_truth(value);
+      break;
+    case sm_margin:
+      r.options.sm_margin = as_count(value, name);
       break;
     case num_threads:
       r.options.num_threads = as_count(value, name);

@@ -92,7 +92,7 @@ void fill_key(Key& key, const Request& r) {
     double scale, softcap, dropout;
     int64_t window_left, window_right, block_q, block_k, max_seqlen_q, max_seqlen_k;
     int32_t pass, causal, num_threads, deterministic, num_splits, batch_invariant;
-    int64_t rotary_interleaved;
+    int64_t sm_margin, rotary_interleaved;
   } numbers = {p.scale,
                p.softcap,
                p.dropout,
@@ -108,6 +108,7 @@ void fill_key(Key& key, const Request& r) {
                r.options.deterministic,
                r.options.num_splits,
                r.options.batch_invariant,
+               r.options.sm_margin,
                p.rotary_interleaved};
   key.add(numbers);
   if (p.score != nullptr || p.sees != nullptr || r.named) {

@@ -86,7 +86,7 @@ bool read(const xla::CallFrame& frame, fovea_device device, Call& call) {
   const size_t buffers = arguments + static_cast<size_t>(frame.results.size);
   const auto* roles = elements<int64_t>(frame.attributes, "roles", xla::kInt64, buffers);
   const auto* numbers = elements<double>(frame.attributes, "numbers", xla::kFloat64, 3);
-  const auto* integers = elements<int64_t>(frame.attributes, "integers", xla::kInt64, 14);
+  const auto* integers = elements<int64_t>(frame.attributes, "integers", xla::kInt64, 15);
   const auto* backend =
       static_cast<const xla::Text*>(attribute(frame.attributes, "backend", xla::kTextAttribute));
   if (!roles || !numbers || !integers || !backend || buffers > kMostBuffers) return false;
@@ -121,6 +121,7 @@ bool read(const xla::CallFrame& frame, fovea_device device, Call& call) {
   call.options.num_threads = static_cast<int32_t>(integers[11]);
   call.options.num_splits = static_cast<int32_t>(integers[12]);
   call.options.batch_invariant = static_cast<int32_t>(integers[13]);
+  call.options.sm_margin = static_cast<int32_t>(integers[14]);
   call.backend.assign(backend->data, backend->size);
   if (!call.backend.empty()) call.options.backend = call.backend.c_str();
   return true;

@@ -55,6 +55,7 @@ class Options(TypedDict, total=False):
     num_threads: int
     num_splits: int
     batch_invariant: bool
+    sm_margin: int
     score: Expression
     sees: Expression
     tensors: Tensors

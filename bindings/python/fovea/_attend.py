@@ -135,6 +135,7 @@ def attend(
         num_splits: parts of the keys that are computed apart and merged, at most; 0 is as many as pay, 1 none. Not of gradients.
         batch_invariant: the bits of a sequence's o and lse do not depend on the rest of the batch. Packed sequences then need
             max_seqlen_q and max_seqlen_k, the same in each call. Not of gradients.
+        sm_margin: multiprocessors of a GPU that are left to kernels that run beside, as those of NCCL; kernels of Hopper heed it.
 
     Returns o: (batch, seqlen_q, heads_q, d_v), as q, or bfloat16; packed (total_q, heads_q, d_v). A query that sees no key gets 0.
 
