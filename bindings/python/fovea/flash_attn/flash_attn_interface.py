@@ -13,7 +13,7 @@ Common to all:
         negative where they were dropped; without dropout it has no elements. It takes memory quadratic in the length.
 
 Types: float16, bfloat16, float32; float64 slowly on the CPU. Head sizes to 576, those of k and v need not be equal.
-Errors: ValueError or TypeError naming the argument. Caches in pages (block_table) are read on the CPU; GPUs do not have them yet.
+Errors: ValueError or TypeError naming the argument.
 """
 
 from __future__ import annotations
