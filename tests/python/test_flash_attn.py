@@ -463,7 +463,8 @@ def test_signatures_are_those_of_the_packages():
         "flash_attn_func": f"q, k, v, {third}, s_aux=None",
         "flash_attn_varlen_func": "q, k, v, cu_seqlens_q, cu_seqlens_k=None, max_seqlen_q=None, max_seqlen_k=None, "
         f"seqused_q=None, seqused_k=None, {third}, block_table=None, out=None, s_aux=None, sinks=None, alibi_slopes=None, "
-        "return_softmax_lse=False, scheduler_metadata=None, fa_version=None, ver=None",
+        "return_softmax_lse=False, scheduler_metadata=None, fa_version=None, ver=None, q_v=None, cp_world_size=1, cp_rank=0, "
+        "cp_tot_seqused_k=None",
         "flash_attn_qkvpacked_func": f"qkv, softmax_scale=None, causal=False, {scales}, window_size=(-1, -1), "
         "attention_chunk=0, softcap=0.0, deterministic=False, num_heads_q=None, sm_margin=0, return_attn_probs=False",
         "flash_attn_combine": "out_partial, lse_partial, out=None, out_dtype=None",
@@ -559,8 +560,6 @@ def test_what_is_refused():
         fa2.flash_attn_with_kvcache(q, q.clone(), q.clone(), q, q, block_table=table - 1, cache_seqlens=0)
     with pytest.raises(ValueError, match="cache_batch_idx"):
         fa2.flash_attn_with_kvcache(q, q, q, block_table=table, cache_batch_idx=table[0], cache_seqlens=0)
-    with pytest.raises(NotImplementedError, match="attention_chunk"):
-        fa3.flash_attn_func(q, q, q, attention_chunk=4)
     with pytest.raises(ValueError, match="qv: got a tensor that needs gradients"):
         fa3.flash_attn_func(q, q, q, qv=q.clone().requires_grad_())
     with pytest.raises(ValueError, match="qv: got shape .2, 4, 2, 8., expected"):

@@ -4,6 +4,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+import fovea  # noqa: E402
 import fovea.flash_attn as fa2  # noqa: E402
 import fovea.flash_attn_interface as fa3  # noqa: E402
 import plain  # noqa: E402
@@ -254,15 +255,81 @@ def test_tables_and_lengths_of_other_types(device):
     assert torch.equal(fa2.flash_attn_with_kvcache(q, *batch.pools, cache_seqlens=4, block_table=batch.table), with_tensor)
 
 
+def test_queries_of_values_as_vllm_calls_them(device):
+    """Its backend of latent attention: keys of 16 columns and values of 32, side by side in one cache, on one rank."""
+    batch = Batch(device, torch.bfloat16)
+    cache = torch.randn(7, PAGE, 48, device=device).bfloat16()
+    k, v = cache[..., :16].unsqueeze(-2), cache[..., 16:].unsqueeze(-2)
+    q_v = torch.randn(len(batch.q), HEADS, 32, device=device).bfloat16()
+    given = {"k": k, "v": v, "out": None, "return_softmax_lse": True, "block_table": batch.table.clamp(min=0)}
+    total = batch.used.clone()
+    o, lse = batch.varlen(q_v=q_v, cp_world_size=1, cp_rank=0, cp_tot_seqused_k=total, **given)
+    assert all(torch.equal(a, b) for a, b in zip((o, lse), batch.varlen(qv=q_v, **given), strict=True))
+    for b, (first, n) in enumerate(zip((0, 3, 4), QUERIES, strict=True)):
+        lines = cache[given["block_table"][b].long()].flatten(0, 1)[: KEYS[b]]
+        q = torch.cat((batch.q, q_v), -1)[None, first : first + n]
+        wanted = plain.attention(q, lines[None, :, None], lines[None, :, None, 16:], scale=0.3, causal=True)
+        plain.assert_close(o[first : first + n], wanted[0][0], torch.bfloat16)
+        plain.assert_close(lse[:, first : first + n], wanted[1][0], torch.bfloat16)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float8_e4m3fn])
+@pytest.mark.parametrize("num_splits", [0, 1, 3])
+def test_splits_of_keys_of_8_bits(num_splits, dtype, device):
+    """The bits are those of fovea.attend with the same number. GPUs divide such keys as it pays, whatever is given."""
+    q = torch.randn(2, 1, HEADS, 32, device=device).to(dtype)
+    k, v = (torch.randn(2, 3000, KEY_HEADS, 32, device=device).to(torch.float8_e4m3fn) for _ in range(2))
+    used, cu = ints([3000, 2500], device), ints([0, 1, 2], device)
+    splits = {"num_splits": 0 if device == "cuda" else num_splits}
+    wanted = fovea.attend(q, k, v, seqused_k=used, **splits)
+    expected = plain.attention(q, k, v, seqlens_k=[3000, 2500])[0]
+    plain.assert_close(wanted, expected, wanted.dtype)
+    assert torch.equal(fa3.flash_attn_with_kvcache(q, k, v, cache_seqlens=used, num_splits=num_splits), wanted)
+    assert torch.equal(fa3.flash_attn_func(q, k, v, num_splits=num_splits), fovea.attend(q, k, v, **splits))
+    packed = fovea.attend(q[:, 0], k, v, seqused_k=used, cu_seqlens_q=cu, max_seqlen_q=1, **splits)
+    more = {"max_seqlen_q": 1, "max_seqlen_k": 3000, "seqused_k": used}
+    assert torch.equal(fa3.flash_attn_varlen_func(q[:, 0], k, v, cu, num_splits=num_splits, **more), packed)
+    if device == "cpu":
+        plan = fovea.explain(q, k, v, num_splits=num_splits)
+        assert ("keys split in 3" in plan) == (num_splits == 3), plan
+
+
+def test_multiprocessors_left_to_others(device):
+    """sm_margin reaches the plan, forward and backward, and changes no result but by rounding."""
+    q, k, v = (torch.randn(2, 90, heads, 64, device=device).requires_grad_() for heads in (HEADS, KEY_HEADS, KEY_HEADS))
+    weight = torch.randn_like(q)
+    flat = [x.flatten(0, 1) for x in (q, k, v)]
+    cu = ints([0, 90, 180], device)
+    expected = plain.attention(q, k, v, causal=True)[0]
+    wanted = torch.autograd.grad(expected, (q, k, v), weight.double())
+    calls = (
+        lambda **more: fa3.flash_attn_func(q, k, v, causal=True, **more),
+        lambda **more: fa3.flash_attn_varlen_func(*flat, cu, cu, 90, 90, causal=True, **more).view_as(q),
+        lambda **more: fa3.flash_attn_with_kvcache(q.detach(), k.detach(), v.detach(), causal=True, **more),
+    )
+    for call in calls:
+        o = call(sm_margin=8)
+        plain.assert_close(o, expected)
+        for a, b in zip(torch.autograd.grad(o, (q, k, v), weight) if o.requires_grad else (), wanted, strict=False):
+            plain.assert_close(a, b)
+        with pytest.raises(ValueError, match="sm_margin: got -1"):
+            call(sm_margin=-1)
+    qkv = torch.randn(1, 9, 3, 2, 16, device=device)
+    assert torch.equal(fa3.flash_attn_qkvpacked_func(qkv, sm_margin=8), fa3.flash_attn_qkvpacked_func(qkv))
+    with pytest.raises(ValueError, match="sm_margin: got -1"):
+        fa3.flash_attn_qkvpacked_func(qkv, sm_margin=-1)
+
+
 @CALLS
 def test_what_is_not_there(call, device):
     batch = Batch(device)
     run = getattr(batch, call)
-    with pytest.raises(NotImplementedError, match="attention_chunk"):
-        run(attention_chunk=4)
-    with pytest.raises(TypeError, match="unexpected keyword argument 'cp_world_size'"):
-        run(cp_world_size=2)
     if call == "varlen":
+        for ranks in ({"cp_world_size": 2}, {"cp_world_size": 2, "cp_rank": 1}, {"cp_rank": 1}):
+            with pytest.raises(NotImplementedError, match=r"cp_world_size, cp_rank: got . and .; expected 1 and 0"):
+                run(**ranks)
+        with pytest.raises(ValueError, match="qv, q_v: got both"):
+            run(qv=batch.q, q_v=batch.q)
         with pytest.raises(ValueError, match="seqused_k: got None beside a table of pages"):
             run(seqused_k=None)
     with pytest.raises(ValueError, match="sink: got"):

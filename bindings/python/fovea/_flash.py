@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 from typing import Any
 
@@ -25,31 +26,79 @@ _FLOAT8 = torch.float8_e4m3fn
 _MOST_COLUMNS = 576
 
 
-def refuse(**arguments: Any) -> None:
-    """Raises NotImplementedError for arguments that are not None: Fovea does not have them."""
-    for value in arguments.values():
-        if value is not None:
-            given = ", ".join(name for name, value in arguments.items() if value is not None)
-            raise NotImplementedError(f"fovea: got {given}, which Fovea does not have; leave it out")
+def one_of(first: Tensor | None, second: Tensor | None, names: str) -> Tensor | None:
+    """The one that is given, for it is one thing of two names."""
+    if first is None:
+        return second
+    if second is not None:
+        raise ValueError(f"{names}: got both; expected one of the two, as they are one thing; leave one out")
+    return first
 
 
 def sink_of(s_aux: Tensor | None, sinks: Tensor | None) -> Tensor | None:
-    """The one that is given, for it is one thing of two names, in float32."""
-    if s_aux is None:
-        return None if sinks is None else sinks.float()
-    if sinks is not None:
-        raise ValueError("s_aux, sinks: got both; expected one of the two, as they are one thing; leave one out")
-    return s_aux.float()
+    """The one that is given, in float32."""
+    sink = one_of(s_aux, sinks, "s_aux, sinks")
+    return None if sink is None else sink.float()
 
 
-def descales(
-    q: Tensor, k: Tensor, q_descale: Tensor | None, k_descale: Tensor | None, v_descale: Tensor | None
-) -> dict[str, Tensor | None]:
-    """Options of fovea.attend: the factors of what has 8 bits. flash-attn ignores others; vLLM always gives them."""
-    if k.dtype != _FLOAT8:
-        return {}
-    factors = {"k_descale": k_descale, "v_descale": v_descale}
-    return factors | {"q_descale": q_descale} if q.dtype == _FLOAT8 else factors
+def options_of(
+    q: Tensor,
+    k: Tensor,
+    q_descale: Tensor | None,
+    k_descale: Tensor | None,
+    v_descale: Tensor | None,
+    attention_chunk: int,
+    sm_margin: int,
+) -> dict[str, Any]:
+    """Options of fovea.attend: the factors of what has 8 bits, and what is not 0. flash-attn ignores other factors; vLLM always gives
+    them."""
+    options: dict[str, Any] = {}
+    if k.dtype == _FLOAT8:
+        options = {"k_descale": k_descale, "v_descale": v_descale}
+        if q.dtype == _FLOAT8:
+            options["q_descale"] = q_descale
+    if attention_chunk:
+        # Both sides round down, so queries in front of the first key lie in chunks without keys.
+        chunk = _keys_of_chunk(attention_chunk)
+        options["sees"] = f"k / {chunk} == (q + nk - nq) / {chunk}"
+    if sm_margin:
+        options["sm_margin"] = sm_margin
+    return options
+
+
+def _keys_of_chunk(attention_chunk: int) -> int:
+    try:
+        chunk = operator.index(attention_chunk)
+    except TypeError:
+        raise TypeError(f"attention_chunk: got {attention_chunk!r}; expected an integer; convert it") from None
+    if chunk <= 0:
+        raise ValueError(f"attention_chunk: got {chunk}; expected how many keys a chunk has, or 0 for none; correct it")
+    return chunk
+
+
+def within_chunk(window_size: Sequence[int] | None, attention_chunk: int) -> tuple[int, int]:
+    """The part of window_size that a query's chunk may reach to: a window bounds the keys that kernels go through, `sees` alone does
+    not."""
+    longest = _keys_of_chunk(attention_chunk) - 1
+    left, right = (-1, -1) if window_size is None else pair(window_size, "window_size")
+    return longest if left < 0 else min(left, longest), longest if right < 0 else min(right, longest)
+
+
+def check_chunks(options: dict[str, Any], *tensors: Tensor) -> None:
+    """Raises NotImplementedError where a mask of chunks meets tensors that the host cannot read."""
+    if options.get("sees") is not None and not _is_compiling() and not _is_plain(*tensors):
+        raise NotImplementedError(
+            "attention_chunk: got it under torch.func, a dispatch mode, or with a subclass of tensors; expected plain tensors; leave "
+            "it out, and give fovea.attend a mask of the chunks"
+        )
+
+
+def refuse_ranks(cp_world_size: int, cp_rank: int) -> None:
+    """Raises NotImplementedError: keys are spread over ranks, key j on rank j % cp_world_size."""
+    raise NotImplementedError(
+        f"cp_world_size, cp_rank: got {cp_world_size} and {cp_rank}; expected 1 and 0, as the keys of a call lie on one rank; "
+        "gather them, or use fovea.torch.distributed"
+    )
 
 
 def checked(q: Any, k: Any, v: Any, softmax_scale: float | None, window_size: Sequence[int] | None) -> tuple[int, int]:
@@ -63,9 +112,9 @@ def checked(q: Any, k: Any, v: Any, softmax_scale: float | None, window_size: Se
 
 
 def splits_of(num_splits: int, k: Tensor) -> int:
-    """num_splits of flash-attn as fovea.attend takes it: less than 1 leaves the number to the library. So do keys of 8 bits, whose
-    kernel on GPUs divides them itself."""
-    return 0 if k.dtype == torch.float8_e4m3fn else max(int(num_splits), 0)
+    """num_splits of flash-attn as fovea.attend takes it: less than 1 leaves the number to the library. So do keys of 8 bits on GPUs:
+    their fast kernels divide keys themselves, and a given number would choose others, on CUDA cores."""
+    return 0 if k.dtype == _FLOAT8 and k.is_cuda else max(int(num_splits), 0)
 
 
 def packed(
@@ -106,7 +155,7 @@ def packed_now(
     softcap: float,
     alibi: Tensor | None,
     sink: Tensor | None,
-    factors: dict[str, Tensor | None],
+    options: dict[str, Any],
     out: Tensor | None,
     qv: Tensor | None,
     num_splits: int,
@@ -124,7 +173,7 @@ def packed_now(
             need_lse,
             False,
             _CHECKS,
-            factors,
+            options,
             o=out,
             alibi=alibi,
             sink=sink,
@@ -203,10 +252,12 @@ def general(
     **others: Any,
 ) -> tuple[Tensor, Tensor | None]:
     """(o, lse) with any other option of fovea.attend in `others`; draw_seed: the seed comes from PyTorch's generator."""
+    window = checked(q, k, v, softmax_scale, window_size)
+    check_chunks(others, q, k, v)
     options = {
         "scale": softmax_scale,
         "causal": causal,
-        "window": checked(q, k, v, softmax_scale, window_size),
+        "window": window,
         "softcap": max(softcap, 0.0),
         "deterministic": deterministic,
         **others,

@@ -147,6 +147,10 @@ def attend(
     )
 
 
+# Rows cannot be appended by an operator of a graph where expressions say which keys are seen.
+attend_outside_graph = torch.compiler.disable(attend)
+
+
 @torch.no_grad()
 def _attend_converted(
     queries: Queries, cache: Cache, new: New, rotary: Rotary, options: dict[str, Any], need_lse: bool, out: Tensor | None
@@ -155,6 +159,7 @@ def _attend_converted(
     q = queries.q
     window = _flash.checked(q, cache.k, cache.v, options["scale"], options["window"])
     _check(cache, new, rotary)
+    _flash.check_chunks(options, q, cache.k, cache.v)
     options |= {"window": window, "softcap": max(options["softcap"], 0.0)}
     if queries.starts is not None:
         options |= {"cu_seqlens_q": queries.starts, "max_seqlen_q": int(queries.longest or 0)}

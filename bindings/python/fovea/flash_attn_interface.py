@@ -9,13 +9,16 @@ Common to all:
     softcap: c > 0 makes scores c tanh(score / c).
     deterministic: the backward gives the same bits each time.
     return_attn_probs: returns (out, softmax_lse), lse (batch, nheads, seqlen_q) float32, packed (nheads, total_q).
-    num_splits: parts of the keys that are computed apart and merged, at most; 1 is none, 0 as many as pay. Keys of 8 bits are always
-        divided as it pays.
-    pack_gqa, sm_margin, scheduler_metadata: taken and ignored.
+    num_splits: parts of the keys that are computed apart and merged, at most; 1 is none, 0 as many as pay. On GPUs keys of 8 bits are
+        always divided as it pays, as their fast kernels divide them themselves.
+    sm_margin: multiprocessors of a GPU that are left to kernels that run beside; kernels of Hopper heed it.
+    pack_gqa, scheduler_metadata: taken and ignored.
     qv: as q with headdim_v: scores are softmax_scale (q k^T + qv v^T), softmax_scale None 1/sqrt(headdim + headdim_v); no gradients.
     q_descale, k_descale, v_descale (batch, nheads_k): what the elements of q, k and v of float8_e4m3fn are multiplied by; beside other
         types they are ignored.
-    attention_chunk: refused when given.
+    attention_chunk: n > 0 cuts keys, and the positions of queries among them, into chunks of n from the first key on: a query sees keys
+        of its own chunk alone, of those that causal and window_size leave. With gradients, too. On GPUs it takes NVRTC, as
+        expressions of fovea.attend do, and keys of 8 bits then run on CUDA cores. Not under torch.func.
 
 Types: float16, bfloat16, float32; float64 slowly on the CPU. k and v may be float8_e4m3fn without gradients, and q beside them: then out
 and qv are bfloat16. Head sizes to 576, those of k and v need not be equal.
@@ -57,14 +60,16 @@ def flash_attn_func(
     """Attention over q (batch, seqlen_q, nheads, headdim), k (batch, seqlen_k, nheads_k, headdim) and v (batch, seqlen_k,
     nheads_k, headdim_v), where nheads is a multiple of nheads_k. s_aux (nheads): a logit of each head that takes part in the softmax
     and has no value. Returns out (batch, seqlen_q, nheads, headdim_v)."""
-    _flash.refuse(attention_chunk=attention_chunk or None)
+    if attention_chunk:
+        window_size = _flash.within_chunk(window_size, attention_chunk)
     settings = (softmax_scale, causal, window_size, softcap, deterministic, return_attn_probs)
-    if s_aux is None and qv is None and getattr(k, "dtype", None) is not torch.float8_e4m3fn:
+    has_no_more = s_aux is None and qv is None and not attention_chunk and not sm_margin
+    if has_no_more and getattr(k, "dtype", None) is not torch.float8_e4m3fn:
         o, lse = _flash.dense(q, k, v, *settings, num_splits)
     else:
         sink = None if s_aux is None else s_aux.float()
-        factors = _flash.descales(q, k, q_descale, k_descale, v_descale)
-        o, lse = _flash.general(q, k, v, *settings, sink=sink, qv=qv, num_splits=_flash.splits_of(num_splits, k), **factors)
+        more = _flash.options_of(q, k, q_descale, k_descale, v_descale, attention_chunk, sm_margin)
+        o, lse = _flash.general(q, k, v, *settings, sink=sink, qv=qv, num_splits=_flash.splits_of(num_splits, k), **more)
     return (o, lse) if return_attn_probs else o
 
 
@@ -109,6 +114,7 @@ def flash_attn_qkvpacked_func(
         attention_chunk,
         softcap,
         deterministic=deterministic,
+        sm_margin=sm_margin,
         return_attn_probs=return_attn_probs,
     )
 
@@ -147,6 +153,10 @@ def flash_attn_varlen_func(
     scheduler_metadata: Tensor | None = None,
     fa_version: int | None = None,
     ver: int | None = None,
+    q_v: Tensor | None = None,
+    cp_world_size: int = 1,
+    cp_rank: int = 0,
+    cp_tot_seqused_k: Tensor | None = None,
 ) -> Any:
     """Attention over packed sequences: q (total_q, nheads, headdim), k and v (total_k, nheads_k, headdim); sequence b holds
     rows cu_seqlens[b] to cu_seqlens[b + 1] (int32, batch + 1 elements, from 0), of which the first seqused[b] (batch, int32)
@@ -156,10 +166,17 @@ def flash_attn_varlen_func(
     headdim), without gradients, and seqused_k, or cu_seqlens_k, tells lengths; without both cu_seqlens_k and block_table k and v are
     (batch, seqlen_k, nheads_k, headdim). out gets the result. s_aux or sinks (nheads): a logit of each head that takes part in the softmax
     and has no value. alibi_slopes: as in fovea.flash_attn. return_softmax_lse: as return_attn_probs.
+    q_v: as qv. cp_world_size and cp_rank: 1 and 0, as the keys of a call lie on one rank; cp_tot_seqused_k then says nothing new.
     window_size may be None. scheduler_metadata, fa_version and ver are taken and ignored."""
-    _flash.refuse(attention_chunk=attention_chunk or None)
+    if cp_world_size != 1 or cp_rank:
+        _flash.refuse_ranks(cp_world_size, cp_rank)
+    if q_v is not None:
+        qv = _flash.one_of(qv, q_v, "qv, q_v")
+    if attention_chunk:
+        window_size = _flash.within_chunk(window_size, attention_chunk)
     return_attn_probs = return_attn_probs or return_softmax_lse
-    factors, sink = _flash.descales(q, k, q_descale, k_descale, v_descale), _flash.sink_of(s_aux, sinks)
+    more = _flash.options_of(q, k, q_descale, k_descale, v_descale, attention_chunk, sm_margin)
+    sink = _flash.sink_of(s_aux, sinks)
     made = _flash.packed_now(
         q,
         k,
@@ -178,7 +195,7 @@ def flash_attn_varlen_func(
         softcap,
         alibi_slopes,
         sink,
-        factors,
+        more,
         out,
         qv,
         _flash.splits_of(num_splits, k),
@@ -200,7 +217,7 @@ def flash_attn_varlen_func(
         alibi=alibi_slopes,
         num_splits=_flash.splits_of(num_splits, k),
         qv=qv,
-        **factors,
+        **more,
         **_flash.packed(cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, seqused_k, block_table),
     )
     if out is not None:
@@ -270,12 +287,16 @@ def flash_attn_with_kvcache(
     cache_seqlens. sinks or s_aux (nheads): a logit of each head that takes part in the softmax and has no value. out gets the result.
     Where k_cache and v_cache are float8_e4m3fn, rows of k and v of that type are written as they are, but for the rotation; k_descale and
     v_descale divide those of others. scheduler_metadata and ver are taken and ignored. qv is not rotated.
+    Under attention_chunk q is rotated by its positions, as under a window, where a chunk has fewer keys than the cache has rows.
 
     Returns out (batch, seqlen_q, nheads, headdim_v), or (out, softmax_lse (batch, nheads, seqlen_q)), packed (total_q, nheads,
     headdim_v) and (nheads, total_q)."""
-    _flash.refuse(attention_chunk=attention_chunk or None)
-    factors = _flash.descales(q, k_cache, q_descale, k_descale, v_descale)
-    return _flash_cache.attend(
+    call = _flash_cache.attend
+    if attention_chunk:
+        window_size = _flash.within_chunk(window_size, attention_chunk)
+        call = _flash_cache.attend_outside_graph
+    more = _flash.options_of(q, k_cache, q_descale, k_descale, v_descale, attention_chunk, sm_margin)
+    return call(
         q,
         k_cache,
         v_cache,
@@ -297,13 +318,13 @@ def flash_attn_with_kvcache(
         max_seqlen_q,
         None if k is None else cu_seqlens_k_new,
         rotary_seqlens,
-        factors.pop("k_descale", None),
-        factors.pop("v_descale", None),
+        more.pop("k_descale", None),
+        more.pop("v_descale", None),
         out,
         sink=_flash.sink_of(s_aux, sinks),
         num_splits=_flash.splits_of(num_splits, k_cache),
         qv=qv,
-        **factors,
+        **more,
     )
 
 
