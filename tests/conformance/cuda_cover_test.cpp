@@ -51,6 +51,29 @@ void page(ProblemSpec& s, int64_t rows) {
   s.used_k.back() = static_cast<int32_t>(s.seqlen_k / 2 + 1);
 }
 
+/// A cache to which each sequence appends, with room for `rows` more in each; in pages where `page_size` is not 0.
+void append(ProblemSpec& s, int32_t rows, int64_t page_size) {
+  s.batch = 2;
+  s.seqlen_k = 160;
+  s.page_size = page_size;
+  if (page_size > 0) s.caches = s.batch * (s.seqlen_k / page_size) + 2;
+  s.used_k = {static_cast<int32_t>(s.seqlen_k) - rows, 0};
+  s.lengths_new = {rows, rows};
+  s.rotary = 32;
+  s.causal = true;
+}
+
+/// `queries` of two groups of `group` heads over keys of 8 bits.
+void decode_e4m3(ProblemSpec& s, int64_t size, int64_t group, int64_t queries) {
+  sizes(s, size, size);
+  s.heads_kv = 2;
+  s.heads_q = 2 * group;
+  s.seqlen_q = queries;
+  s.seqlen_k = 333;
+  s.causal = queries > 1;
+  s.e4m3_keys = true;
+}
+
 const std::vector<Cover>& covers() {
   static const std::vector<Cover> list = {
       // Head sizes: each power of two that a kernel pads to, sizes between, D other than Dv, sizes that are no
@@ -373,6 +396,148 @@ const std::vector<Cover>& covers() {
   return list;
 }
 
+/// Rows that are appended: with and without rotation, of each order of pairs, packed and not, as 8 bits.
+const std::vector<Cover>& covers_of_appends() {
+  static const std::vector<Cover> list = {
+      {"append_decode",
+       [](ProblemSpec& s) {
+         append(s, 1, 16);
+         s.heads_q = 4;
+         s.seqlen_q = 1;
+         s.rotary = 64;
+       }},
+      {"append_without_rotation",
+       [](ProblemSpec& s) {
+         append(s, 20, 0);
+         s.seqlen_q = 20;
+         s.rotary = 0;
+       }},
+      {"append_packed_interleaved",
+       [](ProblemSpec& s) {
+         append(s, 0, 16);
+         s.lengths_q = {9, 33};
+         s.packed_new = true;
+         s.lengths_new = {0, 30};
+         s.rotary_positions = {3, 90};
+         s.rotary_interleaved = s.angles_are_f32 = true;
+       }},
+      {"append_misaligned_to_chosen_behind_padding",
+       [](ProblemSpec& s) {
+         append(s, 7, 0);
+         sizes(s, 33, 17);
+         s.seqlen_q = 7;
+         s.rotary = 20;
+         s.caches = 4;
+         s.cache_batch = {3, 1};
+         s.leftpad_k = {155, 0};  // reaches into the new rows
+         s.layout = Layout::kPadded;
+       }},
+      {"append_e4m3_pages",
+       [](ProblemSpec& s) {
+         append(s, 5, 16);
+         s.heads_q = 4;
+         s.heads_kv = 2;
+         s.seqlen_q = 5;
+         s.e4m3_keys = true;
+       }},
+      {"append_e4m3_queries",
+       [](ProblemSpec& s) {
+         append(s, 3, 0);
+         s.seqlen_q = 3;
+         s.e4m3_keys = s.e4m3_queries = true;
+       }},
+  };
+  return list;
+}
+
+/// Keys of 8 bits, and queries: few of them in tiles of 8, 16 and 32 rows, and many.
+const std::vector<Cover>& covers_of_8_bits() {
+  static const std::vector<Cover> list = {
+      {"e4m3_decode", [](ProblemSpec& s) { decode_e4m3(s, 64, 4, 1); }},
+      {"e4m3_decode_pages_of_16",
+       [](ProblemSpec& s) {
+         decode_e4m3(s, 64, 7, 2);
+         page(s, 16);
+       }},
+      {"e4m3_decode_pages_of_7_behind_padding",
+       [](ProblemSpec& s) {
+         decode_e4m3(s, 64, 4, 1);
+         page(s, 7);
+         s.leftpad_k = {0, 50};
+       }},
+      {"e4m3_decode_d128_rows_of_32", [](ProblemSpec& s) { decode_e4m3(s, 128, 8, 4); }},
+      {"e4m3_decode_queries",
+       [](ProblemSpec& s) {
+         decode_e4m3(s, 64, 4, 2);
+         s.e4m3_queries = true;
+       }},
+      {"e4m3_keys", [](ProblemSpec& s) { s.e4m3_keys = true; }},
+      {"e4m3_queries_causal",
+       [](ProblemSpec& s) {
+         s.e4m3_keys = s.e4m3_queries = true;
+         s.heads_q = 2;
+         s.causal = true;
+       }},
+      {"e4m3_queries_d128_packed",
+       [](ProblemSpec& s) {
+         sizes(s, 128, 128);
+         pack(s);
+         s.e4m3_keys = s.e4m3_queries = true;
+         s.descale_broadcast = 1;
+         s.sink = true;
+       }},
+      {"e4m3_queries_pages_of_48",
+       [](ProblemSpec& s) {
+         page(s, 48);
+         s.e4m3_keys = s.e4m3_queries = true;
+         s.window_left = 40;
+       }},
+  };
+  return list;
+}
+
+/// Queries that meet values, and values that lie in keys.
+const std::vector<Cover>& covers_of_values() {
+  static const std::vector<Cover> list = {
+      {"qv",
+       [](ProblemSpec& s) {
+         sizes(s, 32, 48);
+         s.qv = s.causal = true;
+         s.heads_q = 2;
+       }},
+      {"qv_e4m3_pages_of_7",
+       [](ProblemSpec& s) {
+         sizes(s, 32, 48);
+         s.seqlen_q = 3;
+         page(s, 7);
+         s.qv = s.e4m3_keys = true;
+       }},
+      {"qv_d64_512_pages_of_64",
+       [](ProblemSpec& s) {
+         sizes(s, 64, 512);
+         s.heads_q = 16;
+         s.seqlen_q = 1;
+         page(s, 64);
+         s.qv = true;
+       }},
+      {"values_in_keys_d576_512",
+       [](ProblemSpec& s) {
+         sizes(s, 576, 512);
+         s.heads_q = 16;
+         s.seqlen_q = 1;
+         s.values_in_keys = true;
+       }},
+  };
+  return list;
+}
+
+std::vector<Cover> all_covers() {
+  std::vector<Cover> all = covers();
+  for (const auto* more : {&covers_of_appends(), &covers_of_8_bits(), &covers_of_values()})
+    all.insert(all.end(), more->begin(), more->end());
+  return all;
+}
+
 class CudaCover : public testing::TestWithParam<Cover> {};
 
 TEST_P(CudaCover, Conform) {
@@ -406,7 +571,7 @@ TEST_P(CudaCover, Conform) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Set, CudaCover, testing::ValuesIn(covers()),
+INSTANTIATE_TEST_SUITE_P(Set, CudaCover, testing::ValuesIn(all_covers()),
                          [](const auto& parameter) { return std::string(parameter.param.name); });
 
 }  // namespace
