@@ -4,6 +4,8 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <limits>
+#include <numeric>
 #include <string>
 #include <vector>
 
@@ -105,6 +107,8 @@ struct InvariantCase {
 
 struct Lengths {
   int32_t queries, keys;
+  int32_t padding = 0;   ///< of the keys, those in front that do not exist
+  int32_t appended = 0;  ///< of the keys, the last, which the run appends
 };
 
 /// A batch in which the sequence that is looked at has place `place`; the others are random. All batches of one form differ
@@ -119,6 +123,8 @@ struct Batch {
   int64_t key_row(const OwnedProblem& x, int64_t b, int64_t j) const;
 
  private:
+  /// Of another sequence: padding and appended rows where the one that is looked at has them.
+  Lengths random_lengths(Random& random, const Lengths& looked_at) const;
   void set_lengths(Form form, const std::vector<Lengths>& all);
   void make_table(Random& random);
 };
@@ -131,13 +137,20 @@ Batch::Batch(ProblemSpec like, Form form, const Lengths& looked_at, int64_t batc
   spec.batch = batch;
   spec.data_seed = 2 * seed;  // even: pointers of plans are those of runs
   std::vector<Lengths> all;
-  for (int64_t b = 0; b < batch; ++b) {
-    all.push_back(b == at ? looked_at
-                          : Lengths{static_cast<int32_t>(random.between(0, spec.seqlen_q)),
-                                    static_cast<int32_t>(random.between(0, spec.seqlen_k))});
-  }
+  for (int64_t b = 0; b < batch; ++b) all.push_back(b == at ? looked_at : random_lengths(random, looked_at));
   set_lengths(form, all);
-  if (spec.page_size > 0) make_table(random);
+  // Problems that append have pages of their own for each sequence.
+  if (spec.page_size > 0 && !spec.appends()) make_table(random);
+}
+
+Lengths Batch::random_lengths(Random& random, const Lengths& looked_at) const {
+  const auto up_to = [&](int64_t begin, int64_t end) {
+    return static_cast<int32_t>(random.between(begin, end));
+  };
+  Lengths lengths{up_to(0, spec.seqlen_q), up_to(looked_at.appended, spec.seqlen_k)};
+  lengths.appended = spec.packed_new ? up_to(0, lengths.keys) : looked_at.appended;
+  if (looked_at.padding > 0) lengths.padding = up_to(0, lengths.keys - lengths.appended);
+  return lengths;
 }
 
 void Batch::set_lengths(Form form, const std::vector<Lengths>& all) {
@@ -145,7 +158,10 @@ void Batch::set_lengths(Form form, const std::vector<Lengths>& all) {
       form == Form::kPacked || form == Form::kPackedQueries || form == Form::kPackedOverPages;
   for (const Lengths& lengths : all) {
     if (form != Form::kPadded) (packs_queries ? spec.lengths_q : spec.used_q).push_back(lengths.queries);
-    if (form != Form::kPadded) (form == Form::kPacked ? spec.lengths_k : spec.used_k).push_back(lengths.keys);
+    if (form != Form::kPadded)
+      (form == Form::kPacked ? spec.lengths_k : spec.used_k).push_back(lengths.keys - lengths.appended);
+    if (all[static_cast<size_t>(place)].padding > 0) spec.leftpad_k.push_back(lengths.padding);
+    if (all[static_cast<size_t>(place)].appended > 0) spec.lengths_new.push_back(lengths.appended);
   }
   if (form == Form::kPages || form == Form::kPackedOverPages) {
     spec.page_size = kPageSize;
@@ -170,9 +186,10 @@ void Batch::make_table(Random& random) {
 
 int64_t Batch::key_row(const OwnedProblem& x, int64_t b, int64_t j) const {
   if (table.empty()) return x.key_row(b, j);
-  const int64_t columns = spec.seqlen_k / spec.page_size;
-  return int64_t{table[static_cast<size_t>(b * columns + j / spec.page_size)]} * spec.page_size +
-         j % spec.page_size;
+  const int64_t columns = spec.seqlen_k / spec.page_size,
+                row = j + (spec.leftpad_k.empty() ? 0 : spec.leftpad_k[static_cast<size_t>(b)]);
+  return int64_t{table[static_cast<size_t>(b * columns + row / spec.page_size)]} * spec.page_size +
+         row % spec.page_size;
 }
 
 /// Copies the rows of the sequence that is looked at; `row_in`: of row i of it in a batch.
@@ -190,11 +207,28 @@ void copy_rows(Role role, const OwnedProblem& from, const Batch& from_batch, con
   to[role].assign(target);
 }
 
+/// Writes the table of the batch, and numbers to the rows that it has; all other rows hold NaN.
+void use_table(const OwnedProblem& x, const Batch& batch) {
+  x[Role::kPageTable].assign(std::vector<double>(batch.table.begin(), batch.table.end()));
+  Random random(batch.spec.data_seed);
+  for (const Role role : {Role::kK, Role::kV}) {
+    const int64_t width = x.spec.heads_kv * x[role].shape().back();
+    std::vector<double> values(static_cast<size_t>(x[role].count()),
+                               std::numeric_limits<double>::quiet_NaN());
+    for (int64_t b = 0; b < x.spec.batch; ++b) {
+      for (int64_t j = 0; j < x.sequence(b).used_k; ++j) {
+        std::generate_n(values.begin() + batch.key_row(x, b, j) * width, width,
+                        [&] { return random.normal(); });
+      }
+    }
+    x[role].assign(values);
+  }
+}
+
 /// The problem of a batch; `alone` has what its sequence and all heads get.
 OwnedProblem problem_of(const Batch& batch, const OwnedProblem* alone, const Batch& batch_of_alone) {
   OwnedProblem x(batch.spec);
-  if (!batch.table.empty())
-    x[Role::kPageTable].assign(std::vector<double>(batch.table.begin(), batch.table.end()));
+  if (!batch.table.empty()) use_table(x, batch);
   if (alone == nullptr) return x;
   const OwnedProblem::Sequence s = alone->sequence(batch_of_alone.place);
   const auto query_row = [](const OwnedProblem& p, const Batch& b, int64_t i) {
@@ -203,10 +237,21 @@ OwnedProblem problem_of(const Batch& batch, const OwnedProblem* alone, const Bat
   const auto key_row = [](const OwnedProblem& p, const Batch& b, int64_t j) {
     return b.key_row(p, b.place, j);
   };
-  copy_rows(Role::kQ, *alone, batch_of_alone, x, batch, s.used_q, query_row);
+  const auto new_row = [](const OwnedProblem& p, const Batch& b, int64_t i) {
+    const auto begin = p.spec.lengths_new.begin();
+    return std::accumulate(begin, begin + b.place, int64_t{0}) + i;
+  };
+  for (const Role of_query : {Role::kQ, Role::kQV}) {
+    if (x.has(of_query)) copy_rows(of_query, *alone, batch_of_alone, x, batch, s.used_q, query_row);
+  }
+  for (const Role appended : {Role::kKNew, Role::kVNew}) {
+    if (x.has(appended))
+      copy_rows(appended, *alone, batch_of_alone, x, batch, alone->spec.lengths_new[0], new_row);
+  }
   copy_rows(Role::kK, *alone, batch_of_alone, x, batch, s.used_k, key_row);
   copy_rows(Role::kV, *alone, batch_of_alone, x, batch, s.used_k, key_row);
-  for (const Role shared : {Role::kSink, Role::kAlibi, Role::kBias}) {
+  for (const Role shared :
+       {Role::kSink, Role::kAlibi, Role::kBias, Role::kQDescale, Role::kKDescale, Role::kVDescale}) {
     if (x.has(shared)) x[shared].assign((*alone)[shared].values());
   }
   return x;
@@ -265,6 +310,8 @@ void expect_the_same_in_any_batch(const ProblemSpec& like, Form form, const Leng
     ran = true;
     ASSERT_EQ(first.failure, "") << backend << ": " << describe(alone.spec);
     const std::vector<double> expected = results_of(alone, batch_of_alone);
+    EXPECT_TRUE(std::all_of(expected.begin(), expected.end(), [](double x) { return std::isfinite(x); }))
+        << backend << ": " << describe(alone.spec);
     // The oracle knows no splits, and takes its time.
     const size_t count = backend == kOracle ? 2 : problems.size();
     for (size_t i = 0; i < count; ++i) {
@@ -353,6 +400,73 @@ TEST(Splits, KeysOf8BitsInAnyBatch) {
   expect_the_same_in_any_batch(s, Form::kUsed, {2, 2900});
   expect_the_same_in_any_batch(s, Form::kPages, {1, 1000});
 }
+
+/// What else a cache may have, in each form that has it.
+struct CacheCase {
+  const char* name;
+  Form form;
+  bool padding, appends;
+  void (*change)(ProblemSpec&);
+};
+
+void of_8_bits(ProblemSpec& s) {
+  s.e4m3_keys = s.e4m3_queries = true;
+  s.descale_broadcast = 1;
+  s.head_dim = s.head_dim_v = 64;
+}
+void with_qv(ProblemSpec& s) {
+  s.qv = true;
+}
+void rotated(ProblemSpec& s) {
+  s.rotary = 16;
+}
+void packed_and_rotated(ProblemSpec& s) {
+  s.packed_new = s.rotary_interleaved = true;
+  s.rotary = 40;
+}
+void rotated_of_8_bits(ProblemSpec& s) {
+  of_8_bits(s);
+  rotated(s);
+}
+
+class CacheInvariance : public testing::TestWithParam<CacheCase> {
+ protected:
+  static void expect_it(int32_t queries, int32_t keys, Type type) {
+    const CacheCase& of = GetParam();
+    ProblemSpec s = long_keys(queries, keys);
+    s.type = type;
+    s.causal = true;
+    of.change(s);
+    expect_the_same_in_any_batch(s, of.form,
+                                 {queries, keys - 3, of.padding ? keys / 3 : 0, of.appends ? queries : 0});
+  }
+};
+
+/// So little work that the emulated device does it, too.
+TEST_P(CacheInvariance, OfFewKeys) {
+  for (const Type type : {Type::kF32, Type::kBF16}) expect_it(3, 150, type);
+}
+
+TEST_P(CacheInvariance, OfManyKeys) {
+  expect_it(1, 1800, Type::kBF16);
+  expect_it(40, 500, Type::kF16);
+}
+
+constexpr CacheCase kCacheCases[] = {
+    {"BehindPadding", Form::kUsed, true, false, [](ProblemSpec&) {}},
+    {"BehindPaddingInPages", Form::kPages, true, false, [](ProblemSpec&) {}},
+    {"AppendedRows", Form::kUsed, false, true, rotated},
+    {"AppendedRowsInPages", Form::kPages, false, true, rotated},
+    {"AppendedRowsPackedOverPages", Form::kPackedOverPages, false, true, packed_and_rotated},
+    {"AppendedRowsBehindPadding", Form::kChosen, true, true, rotated},
+    {"QueriesOf8Bits", Form::kUsed, false, false, of_8_bits},
+    {"QueriesOf8BitsPacked", Form::kPacked, false, false, of_8_bits},
+    {"QueriesOf8BitsAndAppendedRows", Form::kPages, false, true, rotated_of_8_bits},
+    {"QueriesOfValues", Form::kPackedQueries, false, false, with_qv},
+    {"QueriesOfValuesInPages", Form::kPages, true, false, with_qv},
+};
+INSTANTIATE_TEST_SUITE_P(With, CacheInvariance, testing::ValuesIn(kCacheCases),
+                         [](const auto& made) { return std::string(made.param.name); });
 
 /// Right, too, splits apart and in turn; the backward does as without it.
 TEST(Splits, InAnyBatchAgainstTheOracle) {
