@@ -34,6 +34,10 @@ struct Model {
   int64_t window_left = -1;
   bool sink = false;
   int64_t gap = 0;  ///< elements between pages
+  bool e4m3_queries = false;
+  int64_t most_padding = 0;  ///< rows in front of a sequence that do not exist
+  int64_t longest = 150;     ///< rows of a sequence: more than one block of keys of any CPU backend
+  int64_t chunk = 12;        ///< rows that a sequence appends in a step, at most
 };
 
 const Model kModels[] = {
@@ -45,11 +49,15 @@ const Model kModels[] = {
     {"BF16OverE4M3PagesOf16", Type::kBF16, 16, true, 8, 2, 64, 64, 64},
     {"F16OverE4M3PagesOf48", Type::kF16, 48, true, 4, 1, 128, 64, 64, true, 30, true, 16},
     {"F32OverE4M3PagesOf7", Type::kF32, 7, true, 2, 2, 40, 40, 40},
+    {"BF16QueriesOf8BitsPagesOf16", Type::kBF16, 16, true, 8, 2, 64, 64, 64, false, -1, false, 0, true},
+    {"F16BehindPaddingPagesOf16", Type::kF16, 16, false, 4, 2, 64, 64, 64, false, -1, false, 0, false, 40},
+    // So long that keys of a sequence are split, or shared by clusters.
+    {"BF16LongPagesOf64", Type::kBF16, 64, false, 2, 1, 64, 64, 64, false, -1, false, 0, false, 0, 3000,
+     1000},
 };
 
-constexpr int64_t kSlots = 5;      ///< sequences at a time
-constexpr int64_t kLongest = 150;  ///< rows of a sequence: more than one block of keys of any CPU backend
-constexpr int64_t kChunk = 12;     ///< rows that a sequence appends in a step, at most
+constexpr int64_t kSlots = 5;          ///< sequences at a time
+constexpr int64_t kMostCompared = 16;  ///< rows of a sequence that are compared in a step, at most
 
 /// Fewer pages than the longest sequences in all slots would have, so that sometimes there is none.
 constexpr int64_t pages_of(int64_t columns) {
@@ -62,7 +70,8 @@ void PrintTo(const Model& model, std::ostream* out) {
 
 struct Sequence {
   std::vector<int32_t> pages;
-  int64_t rows = 0;          ///< in the cache
+  int64_t padding = 0;       ///< rows in front that do not exist
+  int64_t rows = 0;          ///< in the cache, with the padding
   int64_t prompt = 0;        ///< rows that are known and not in the cache
   int64_t end = 0;           ///< rows with which it leaves
   std::vector<double> k, v;  ///< what the cache holds of it, row by row
@@ -82,7 +91,7 @@ struct Call {
   OwnedTensor q, k_new, v_new, o, lse;
   std::unique_ptr<Plan> plan;
 
-  static Call packed(const Model& m) { return Call(m, {kSlots * kChunk}, {m.heads_q, kSlots * kChunk}); }
+  static Call packed(const Model& m) { return Call(m, {kSlots * m.chunk}, {m.heads_q, kSlots * m.chunk}); }
   static Call decode(const Model& m) { return Call(m, {kSlots, 1}, {kSlots, m.heads_q, 1}); }
   bool is_packed() const { return q.shape().size() == 3; }
   /// The place in lse of a row and head.
@@ -92,14 +101,14 @@ struct Call {
 
  private:
   Call(const Model& m, const Sizes& rows, const Sizes& of_lse)
-      : q(of(m, rows, m.heads_q, m.head_dim)),
-        k_new(of(m, rows, m.heads_kv, m.head_dim)),
-        v_new(of(m, rows, m.heads_kv, m.head_dim_v)),
-        o(of(m, rows, m.heads_q, m.head_dim_v)),
+      : q(of(m.e4m3_queries ? Type::kE4M3 : m.type, rows, m.heads_q, m.head_dim)),
+        k_new(of(m.type, rows, m.heads_kv, m.head_dim)),
+        v_new(of(m.type, rows, m.heads_kv, m.head_dim_v)),
+        o(of(m.type, rows, m.heads_q, m.head_dim_v)),
         lse(compact(Type::kF32, of_lse)) {}
-  static OwnedTensor of(const Model& m, Sizes shape, int64_t heads, int64_t size) {
+  static OwnedTensor of(Type type, Sizes shape, int64_t heads, int64_t size) {
     shape.insert(shape.end(), {heads, size});
-    return compact(m.type, shape);
+    return compact(type, shape);
   }
 };
 
@@ -109,17 +118,17 @@ class Server {
       : model_(model),
         backend_(std::move(backend)),
         device_(is_cuda(backend_) ? &open_device_memory() : nullptr),
-        columns_((kLongest + model.page_size - 1) / model.page_size),
+        columns_((model.longest + model.page_size - 1) / model.page_size),
         pool_(model.e4m3_keys ? Type::kE4M3 : model.type, pages_of(columns_), model.page_size, model.heads_kv,
               {model.head_dim, model.head_dim_v}, model.gap),
         table_(compact(Type::kI32, {kSlots, columns_})),
         packed_(Call::packed(model)),
         decode_(Call::decode(model)) {
-    const Rotary usual = Rotary::usual(kLongest, model.rotary / 2);
+    const Rotary usual = Rotary::usual(model.longest, model.rotary / 2);
     cos_.assign(usual.cosines);
     sin_.assign(usual.sines);
     rotary_ = {cos_.values(), sin_.values(), model.rotary / 2, model.interleaved};
-    for (OwnedTensor* factors : {&k_descale_, &v_descale_}) {
+    for (OwnedTensor* factors : {&q_descale_, &k_descale_, &v_descale_}) {
       for (int64_t h = 0; h < model.heads_kv; ++h) factors->set({0, h}, 0.5 + random_.uniform());
     }
     for (int64_t h = 0; h < model.heads_q; ++h) sink_.set({h}, random_.normal());
@@ -161,8 +170,12 @@ class Server {
       if (slot || !random_.chance(0.5)) continue;
       Sequence s;
       const auto& other = slots_[static_cast<size_t>(random_.between(0, kSlots - 1))];
-      if (other && other->rows > 0 && random_.chance(0.6)) share_prefix(s, *other);
-      s.end = random_.between(s.rows + 1, kLongest);
+      if (other && other->rows > other->padding && random_.chance(0.6)) {
+        share_prefix(s, *other);
+      } else if (model_.most_padding > 0) {
+        s.rows = s.padding = random_.between(0, model_.most_padding);
+      }
+      s.end = random_.between(s.rows + 1, model_.longest);
       s.prompt = random_.between(0, s.end - s.rows);
       ++counts_.sequences;
       slot = std::move(s);
@@ -170,13 +183,15 @@ class Server {
   }
   /// All of the other's rows, or some.
   void share_prefix(Sequence& s, const Sequence& other) {
-    s.rows = random_.chance(0.5) ? other.rows : random_.between(1, other.rows);
-    s.rows = std::min(s.rows, kLongest - 1);
+    s.padding = other.padding;
+    s.rows = random_.chance(0.5) ? other.rows : random_.between(s.padding + 1, other.rows);
+    s.rows = std::min(s.rows, model_.longest - 1);
     const int64_t pages = (s.rows + pool_.page_size() - 1) / pool_.page_size();
     s.pages.assign(other.pages.begin(), other.pages.begin() + pages);
     for (const int32_t page : s.pages) pool_.share(page);
-    s.k.assign(other.k.begin(), other.k.begin() + s.rows * model_.heads_kv * model_.head_dim);
-    s.v.assign(other.v.begin(), other.v.begin() + s.rows * model_.heads_kv * model_.head_dim_v);
+    const int64_t rows = s.rows - s.padding;
+    s.k.assign(other.k.begin(), other.k.begin() + rows * model_.heads_kv * model_.head_dim);
+    s.v.assign(other.v.begin(), other.v.begin() + rows * model_.heads_kv * model_.head_dim_v);
     ++counts_.with_a_prefix;
   }
 
@@ -186,7 +201,7 @@ class Server {
     for (size_t b = 0; b < slots_.size(); ++b) {
       auto& slot = slots_[b];
       if (!slot || random_.chance(0.03)) continue;
-      rows[b] = slot->prompt > 0 ? random_.between(1, std::min(slot->prompt, kChunk)) : 1;
+      rows[b] = slot->prompt > 0 ? random_.between(1, std::min(slot->prompt, model_.chunk)) : 1;
       if (make_room(*slot, rows[b])) continue;
       rows[b] = 0;
       ++counts_.without_a_page;
@@ -196,7 +211,7 @@ class Server {
   }
   bool make_room(Sequence& s, int64_t rows) {
     const int64_t in_last = s.rows % pool_.page_size();
-    if (in_last > 0 && pool_.is_shared(s.pages.back())) {
+    if (in_last > 0 && !s.pages.empty() && pool_.is_shared(s.pages.back())) {
       const auto page = pool_.take(random_);
       if (!page) return false;
       pool_.copy(s.pages.back(), *page, in_last);
@@ -244,9 +259,11 @@ class Server {
       p.k_descale = form(k_descale_);
       p.v_descale = form(v_descale_);
     }
+    if (model_.e4m3_queries) p.q_descale = form(q_descale_);
+    if (model_.most_padding > 0) p.leftpad_k = form(padding_);
     if (call.is_packed()) {
       p.cu_seqlens_q = p.cu_seqlens_k_new = form(starts_);
-      p.max_seqlen_q = kChunk;
+      p.max_seqlen_q = model_.chunk;
     }
     try {
       call.plan = std::make_unique<Plan>(p, Options{.backend = backend_, .num_threads = 2});
@@ -264,6 +281,7 @@ class Server {
     for (size_t b = 0; b < slots_.size(); ++b) {
       const auto slot = static_cast<int64_t>(b);
       used_.set({slot}, slots_[b] ? static_cast<double>(slots_[b]->rows) : 0);
+      padding_.set({slot}, slots_[b] ? static_cast<double>(slots_[b]->padding) : 0);
       total += rows[b];
       starts_.set({slot + 1}, static_cast<double>(total));
       for (int64_t column = 0; column < columns_; ++column) {
@@ -320,6 +338,8 @@ class Server {
     b.rotary_cos = address(cos_);
     b.rotary_sin = address(sin_);
     b.sink = address(sink_);
+    b.leftpad_k = address(padding_);
+    b.q_descale = address(q_descale_);
     b.k_descale = address(k_descale_);
     b.v_descale = address(v_descale_);
     b.cu_seqlens_q = b.cu_seqlens_k_new = address(starts_);
@@ -348,6 +368,8 @@ class Server {
     if (call.is_packed()) all.push_back(&starts_);
     if (model_.sink) all.push_back(&sink_);
     if (model_.e4m3_keys) all.insert(all.end(), {&k_descale_, &v_descale_});
+    if (model_.e4m3_queries) all.push_back(&q_descale_);
+    if (model_.most_padding > 0) all.push_back(&padding_);
     return all;
   }
 
@@ -406,16 +428,51 @@ class Server {
     return values;
   }
 
-  /// The results of sequence b, `rows` from `first` on, against the oracle over all its rows in one piece.
-  std::string compare_with_one_piece(const Call& call, size_t b, int64_t first, int64_t rows) {
+  /// Of the results of sequence b, `all` rows from `first` on, some that follow each other: against the oracle over the rows of keys that
+  /// they see, in one piece.
+  std::string compare_with_one_piece(const Call& call, size_t b, int64_t first, int64_t all) {
     ++counts_.compared;
     const Sequence& s = *slots_[b];
+    const int64_t rows = std::min(all, kMostCompared), skipped = random_.between(0, all - rows),
+                  end = s.rows - all + skipped + rows;  // of the last row's keys
+    const ProblemSpec spec = spec_of(rows, end - s.padding);
+    const OwnedProblem x(spec);
+    first += skipped;
+    std::vector<double> q, o;
+    for (int64_t i = 0; i < rows; ++i) {
+      for (int64_t h = 0; h < model_.heads_q; ++h) {
+        const std::vector<double> given = row_of(call.q, first + i, h), got = row_of(call.o, first + i, h);
+        const double factor =
+            model_.e4m3_queries ? q_descale_.get({0, h * model_.heads_kv / model_.heads_q}) : 1;
+        for (const double value : rotary_.turned(given.data(), model_.head_dim, end - rows + i, nullptr))
+          q.push_back(value * factor);
+        o.insert(o.end(), got.begin(), got.end());
+      }
+    }
+    x[Role::kQ].assign(q);
+    const auto seen = [&](const std::vector<double>& history, int64_t size) {
+      return std::vector(history.begin(), history.begin() + spec.seqlen_k * model_.heads_kv * size);
+    };
+    x[Role::kK].assign(seen(s.k, model_.head_dim));
+    x[Role::kV].assign(seen(s.v, model_.head_dim_v));
+    if (model_.sink) x[Role::kSink].assign(sink_.values());
+    if (model_.e4m3_keys) {
+      x[Role::kKDescale].assign(k_descale_.values());
+      x[Role::kVDescale].assign(v_descale_.values());
+    }
+    const std::string wrong = compare_with_oracle(x, o, statistics_of(call, first, rows));
+    return wrong.empty()
+               ? wrong
+               : "slot " + std::to_string(b) + " with " + std::to_string(s.rows) + " rows: " + wrong;
+  }
+  /// Queries of 8 bits are rotated, and then have the type of o.
+  ProblemSpec spec_of(int64_t rows, int64_t keys) const {
     ProblemSpec spec;
     spec.type = model_.type;
     spec.e4m3_keys = model_.e4m3_keys;
     spec.descale_broadcast = 1;
     spec.seqlen_q = rows;
-    spec.seqlen_k = s.rows;
+    spec.seqlen_k = keys;
     spec.heads_q = model_.heads_q;
     spec.heads_kv = model_.heads_kv;
     spec.head_dim = model_.head_dim;
@@ -423,30 +480,19 @@ class Server {
     spec.causal = true;
     spec.window_left = model_.window_left;
     spec.sink = model_.sink;
-    const OwnedProblem x(spec);
-    std::vector<double> q, o, lse;
-    for (int64_t i = 0; i < rows; ++i) {
-      for (int64_t h = 0; h < model_.heads_q; ++h) {
-        const std::vector<double> given = row_of(call.q, first + i, h), got = row_of(call.o, first + i, h);
-        const std::vector<double> turned =
-            rotary_.turned(given.data(), model_.head_dim, s.rows - rows + i, nullptr);
-        q.insert(q.end(), turned.begin(), turned.end());
-        o.insert(o.end(), got.begin(), got.end());
-      }
-    }
-    const std::vector<float> statistics = call.lse.floats();
+    return spec;
+  }
+  std::vector<double> statistics_of(const Call& call, int64_t first, int64_t rows) const {
+    const std::vector<float> all = call.lse.floats();
+    std::vector<double> lse;
     for (int64_t h = 0; h < model_.heads_q; ++h) {
       for (int64_t i = 0; i < rows; ++i)
-        lse.push_back(static_cast<double>(statistics[call.place_of_lse(first + i, h)]));
+        lse.push_back(static_cast<double>(all[call.place_of_lse(first + i, h)]));
     }
-    x[Role::kQ].assign(q);
-    x[Role::kK].assign(s.k);
-    x[Role::kV].assign(s.v);
-    if (model_.sink) x[Role::kSink].assign(sink_.values());
-    if (model_.e4m3_keys) {
-      x[Role::kKDescale].assign(k_descale_.values());
-      x[Role::kVDescale].assign(v_descale_.values());
-    }
+    return lse;
+  }
+  static std::string compare_with_oracle(const OwnedProblem& x, const std::vector<double>& o,
+                                         const std::vector<double>& lse) {
     Plain plain(x);
     plain.allow_for_rotation();
     plain.forward();
@@ -455,12 +501,9 @@ class Server {
       return failure;
     x[Role::kO].assign(o);
     x[Role::kLse].assign(lse);
-    std::string wrong = compare(Role::kO, spec.type, x[Role::kO], oracle[Role::kO].values(), plain);
-    if (wrong.empty())
-      wrong = compare(Role::kLse, Type::kF32, x[Role::kLse], oracle[Role::kLse].values(), plain);
-    return wrong.empty()
-               ? wrong
-               : "slot " + std::to_string(b) + " with " + std::to_string(s.rows) + " rows: " + wrong;
+    const std::string wrong = compare(Role::kO, x.spec.type, x[Role::kO], oracle[Role::kO].values(), plain);
+    if (!wrong.empty()) return wrong;
+    return compare(Role::kLse, Type::kF32, x[Role::kLse], oracle[Role::kLse].values(), plain);
   }
 
   const Model& model_;
@@ -471,10 +514,12 @@ class Server {
   Random random_{20261124};
   PagePool pool_;
   OwnedTensor used_ = compact(Type::kI32, {kSlots}), starts_ = compact(Type::kI32, {kSlots + 1}), table_;
-  OwnedTensor cos_ = compact(Type::kF32, {kLongest, model_.rotary / 2}),
+  OwnedTensor padding_ = compact(Type::kI32, {kSlots});
+  OwnedTensor cos_ = compact(Type::kF32, {model_.longest, model_.rotary / 2}),
               sin_ = compact(Type::kF32, cos_.shape());
-  OwnedTensor k_descale_ = compact(Type::kF32, {1, model_.heads_kv}),
-              v_descale_ = compact(Type::kF32, k_descale_.shape());
+  OwnedTensor q_descale_ = compact(Type::kF32, {1, model_.heads_kv}),
+              k_descale_ = compact(Type::kF32, q_descale_.shape()),
+              v_descale_ = compact(Type::kF32, q_descale_.shape());
   OwnedTensor sink_ = compact(Type::kF32, {model_.heads_q});
   Call packed_, decode_;
   Rotary rotary_;
