@@ -40,6 +40,7 @@ for program in test_conformance test_gpu test_ladder_gpu test_ptx test_ptx_sm75 
 done
 export LD_LIBRARY_PATH=$lib${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
 export FOVEA_TEST_BACKEND=${FOVEA_TEST_BACKEND:-cuda}
+export FOVEA_TEST_STEPS=${FOVEA_TEST_STEPS:-1000}  # of each server of the soak
 logs=${logs:-$directory/gpu-logs}
 rm -rf "$logs"
 mkdir -p "$logs"
@@ -92,14 +93,16 @@ sharded() {  # ROW SHARDS COMMAND...
 }
 start conformance.random 0 env FOVEA_TEST_PROBLEMS="$problems" FOVEA_TEST_THREADS=$(((jobs + 1) / 2)) \
   "$bin/test_conformance" '--gtest_filter=CudaRandomProblems.*'
-# compute-sanitizer over the covering set, in shards, because it slows kernels by orders of magnitude, racecheck most. Each
+start conformance.random_wide_heads 0 env FOVEA_TEST_PROBLEMS=$((problems / 8)) FOVEA_TEST_THREADS=$(((jobs + 3) / 4)) \
+  "$bin/test_conformance" '--gtest_filter=CudaRandomWideHeads.*'
+# compute-sanitizer over the covering set and merges, in shards, because it slows kernels by orders of magnitude, racecheck most. Each
 # tensor has an allocation of its own, so that an access outside a tensor is outside all memory.
 if [[ -z $why_no_sanitizer ]]; then
   for tool in "${tools[@]}"; do
     parts=$(((jobs + 3) / 4))
     if [[ $tool == racecheck ]]; then parts=$(((jobs + 1) / 2)); fi
     sharded "sanitizer.$tool" $parts env FOVEA_TEST_EXACT=1 "$sanitizer" --tool "$tool" --error-exitcode 86 \
-      --print-limit 20 "$bin/test_conformance" '--gtest_filter=Set/CudaCover.*'
+      --print-limit 20 "$bin/test_conformance" '--gtest_filter=Set/CudaCover.*:*/Merge.*'
   done
 fi
 sharded runs 4 "$bin/test_gpu" '--gtest_filter=-Runs.AllocateNothing:Watchdog.*'
@@ -111,14 +114,27 @@ if [[ -z $why_no_sanitizer ]]; then
       "$bin/test_ladder_gpu" '--gtest_filter=-LadderMemory.*'
   done
 fi
-sharded conformance.shapes 4 "$bin/test_conformance" \
-  '--gtest_filter=*/SequenceLengths.*:*/HeadSizes.*:*/ManyBlocks.*:*/Decode.*:Shapes.*'
-sharded conformance.features 4 "$bin/test_conformance" '--gtest_filter=*/Features.*'
-sharded conformance.values 2 "$bin/test_conformance" '--gtest_filter=Values.*:Maximum.*:*/HiddenKeys.*'
-sharded conformance.harness 1 "$bin/test_conformance" '--gtest_filter=CudaMemory.*'
-sharded conformance.dropout 1 "$bin/test_conformance" '--gtest_filter=Dropout.*'
-sharded conformance.soak 8 env FOVEA_TEST_STEPS="${FOVEA_TEST_STEPS:-1000}" "$bin/test_conformance" '--gtest_filter=*/Soak.*'
-sharded conformance.concurrency 1 "$bin/test_conformance" '--gtest_filter=Concurrency.*'
+# suite NAME SHARDS FILTER: suites of conformance. tests/conformance/CMakeLists.txt reads these lines, too.
+suite() { sharded "conformance.$1" "$2" "$bin/test_conformance" "--gtest_filter=$3"; }
+suite soak 12 '*/Soak.*'
+suite splits 8 'Splits.*:*/BatchInvariance.*:*/CacheInvariance.*'
+suite queries_of_values 4 'QueriesOfValues.*:ValuesInKeys.*'
+suite queries_of_8_bits 4 'QueriesOf8Bits.*'
+suite keys_of_8_bits 4 'KeysOf8Bits.*'
+suite caches 2 'Caches.*'
+suite append 2 'Append.*'
+suite few_queries 4 'FewQueries.*:FewRows.*'
+suite lists 4 'Lists.*'
+suite shapes 4 '*/SequenceLengths.*:*/HeadSizes.*:*/ManyBlocks.*:*/Decode.*:Shapes.*'
+suite features 4 '*/Features.*'
+suite values 2 'Values.*:Maximum.*:*/HiddenKeys.*:AlibiReach.*'
+suite chains 2 '*CudaChains*:*CudaLastWrites*:*CudaManyLastWrites*:*CudaFirstAlone*:*CudaManyFirstAlone*'
+suite cover 2 'Set/CudaCover.*'
+suite merge 1 '*/Merge.*'
+suite dropout 1 'Dropout.*'
+suite concurrency 1 'Concurrency.*'
+suite harness 1 'CudaMemory.*'
+suite expressions 4 'NamedGradients.*:SameAsArgument.*:InvalidPairs.*:EmptyRows.*:HiddenByExpression.*:GradientOfABias.*:SeenBlocks.*'
 sharded ptx 1 "$bin/test_ptx"
 sharded ptx_sm75 1 "$bin/test_ptx_sm75"
 sharded ptx_sm90 1 "$bin/test_ptx_sm90"

@@ -27,8 +27,8 @@ std::vector<std::string> backends_under_test();
 std::vector<std::string> cuda_backends_under_test();
 std::string why_no_cuda_backend();
 
-/// Whether none of the backends under test need be able to do the problem: machines without NVRTC have no expressions on GPUs,
-/// and GPUs no caches, and no gradient of a bias beside lists of keys.
+/// Whether none of the backends under test need be able to do the problem: machines without NVRTC have no expressions on GPUs, and GPUs
+/// no gradient of a bias beside lists of keys, and not all that has no backward (caches, qv, keys of 8 bits).
 bool may_be_left_out(const ProblemSpec& spec);
 
 /// Records the problem that this thread runs, for the message if the process dies.
