@@ -149,7 +149,7 @@ part-sanitizers:
 	  if [[ "$(ROTATION)" != 5 ]]; then \
 	    $(call build,fuzz,sanitized_tests); \
 	    $(call ctest,fuzz) --tests-regex '$(CHECKS)'; \
-	    $(call ctest,fuzz) --label-regex sanitized; \
+	    $(call ctest,fuzz) --label-regex sanitized $(if $(THIRD),--label-exclude 'third_[^$(THIRD)]'); \
 	  fi; \
 	  if [[ "$(ROTATION)" != 1 ]]; then \
 	    $(call build,fuzz,fuzz_all); \
@@ -162,7 +162,7 @@ part-sanitizers:
 	  $(call configure,asan); \
 	  $(call build,asan,sanitized_tests); \
 	  $(call ctest,asan) --tests-regex '$(CHECKS)'; \
-	  $(call ctest,asan) --label-regex sanitized; \
+	  $(call ctest,asan) --label-regex sanitized $(if $(THIRD),--label-exclude 'third_[^$(THIRD)]'); \
 	fi
 
 part-threads:

@@ -183,7 +183,9 @@ def self_test():
     assert rotation in ROTATIONS
     assert set(TURNS) == set(ROTATIONS), "a cycle has every rotation, so every part"
     assert choose_third() in range(3)
-    assert {i // 3 % 3 for i in range(9 * len(TURNS)) if TURNS[i % len(TURNS)] == 3} == {0, 1, 2}, "every third has its turn"
+    for rotation in ROTATIONS:
+        turns = {i // 3 % 3 for i in range(9 * len(TURNS)) if TURNS[i % len(TURNS)] == rotation}
+        assert turns == {0, 1, 2}, f"rotation {rotation} has the thirds {sorted(turns)}"
     for first in range(len(TURNS)):
         chips = {chip for turn in range(first, first + 3) for chip in CHIPS.get(TURNS[turn % len(TURNS)], ())}
         assert chips == {75, 80, 86, 89, 90}, f"the commits {first} to {first + 2} of a cycle compile {sorted(chips)}"

@@ -258,6 +258,7 @@ def decode(dtypes: Iterable[str] = ("bf16",)) -> list[Shape]:
         mixed = tuple(rng.randint(100, 32768) for _ in range(64))
         found += [row(t, 64, 1, 32768, heads, used=mixed, page=page) for page in (0, 64, 16)]
         found += [row(t, 1, 512, 16384, (16, 16, 128), causal=True, page=page) for page in (0, 64)]
+        found += [row(t, 1, 512, 16384, (16, 16, 128), causal=True, page=page, e4m3=True) for page in (0, 64)]
         found.append(row(t, 1, 1, 131072, heads, causal=True, window=1023))
         found += [row(t, 32, 1, 8192, heads, causal=True, page=64, append=append) for append in (False, True)]
         found.append(row(t, 32, 1, 8192, heads, causal=True, append=True))

@@ -27,6 +27,10 @@ TEST(QueriesOf8Bits, OfEveryGroup) {
   expect_of_every_group(Of8Bits::kAll);
 }
 
+TEST(QueriesOf8Bits, OfManyQueries) {
+  expect_of_many_queries(Of8Bits::kAll);
+}
+
 TEST(QueriesOf8Bits, LongEnoughForSplits) {
   expect_long_enough_for_splits(Of8Bits::kAll);
 }

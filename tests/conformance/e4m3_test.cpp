@@ -31,6 +31,10 @@ TEST(KeysOf8Bits, LongEnoughForSplits) {
   expect_long_enough_for_splits(Of8Bits::kKeys);
 }
 
+TEST(KeysOf8Bits, OfManyQueries) {
+  expect_of_many_queries(Of8Bits::kKeys);
+}
+
 TEST(KeysOf8Bits, InPages) {
   expect_in_pages(Of8Bits::kKeys);
 }

@@ -64,6 +64,21 @@ inline void expect_long_enough_for_splits(Of8Bits which) {
   }
 }
 
+/// More than kernels that decode take: several tiles of queries, and keys enough for parts.
+inline void expect_of_many_queries(Of8Bits which) {
+  for (const int64_t size : {64, 128, 256}) {
+    ProblemSpec s = of_8_bits(which, 150, 700, 4);
+    s.head_dim = s.head_dim_v = size;
+    s.causal = true;
+    expect_conformance_of_all_types(s);
+    s.used_k = {700, 90};
+    s.page_size = 20;
+    s.caches = 80;
+    s.window_left = 200;
+    expect_conformance_of_all_types(s);
+  }
+}
+
 inline void expect_in_pages(Of8Bits which) {
   for (const int64_t page : {1, 7, 16, 64, 256}) {
     for (const int64_t queries : {1, 5, 70}) {

@@ -10,13 +10,15 @@
 //   fwd_mma_scores.cuh    masks and terms of the score, and dropout
 //   fwd_mma_epilogue.cuh  O and lse
 // Shared memory
-//   sQ (kTileM, D), later the tile of O; sK, sV (stages, kTileN, D or Dv); swizzled 16-byte chunks
+//   sQ (kTileM, D), later the tile of O; sK, sV (stages, kTileN, D or Dv); swizzled 16-byte chunks. With keys of 8 bits the next block of
+//   K and V as it comes
 // Registers
 //   acc_o kWarpM Dv / 32, acc_s kWarpM kTileN / 32 a lane; P lives in the registers of acc_s
 // Barriers
 //   With two stages one a key block: behind it block n has arrived for everyone (each thread waited for its
 //   own copies), and nobody reads block n + 1 any more, so that its stage takes block n - 1. With one stage
-//   two a block, one for K and one for V, alike.
+//   two a block, one for K and one for V, alike. With keys of 8 bits two, around their widening: nobody reads the block before any more,
+//   and block n is there for everyone.
 //
 // The maximum of a row is raised only when a weight would exceed 2^kLazyGrowthLog2, for all rows of the warp at
 // once: softmax does not depend on the maximum taken, and the multiplication of acc_o is skipped in almost every
@@ -47,6 +49,7 @@
 #include "cuda/warp/online_rows.cuh"
 #include "cuda/warp/score_row.cuh"
 #include "cuda/warp/shared_tile.cuh"
+#include "cuda/warp/widened_tile.cuh"
 #include "tile/log2.hpp"
 
 namespace fovea::cuda {
@@ -78,6 +81,10 @@ struct FwdMma : FwdMmaScores<Instance> {
   using TileK = SharedTile<kTileN, kDim>;
   using TileV = SharedTile<kTileN, kDimV>;
   using TileO = SharedTile<kTileM, kDimV>;
+  using RawK = WidenedTile<TileK, kThreads>;
+  using RawV = WidenedTile<TileV, kThreads>;
+  static constexpr bool kWidens = kConfig.e4m3;
+  static_assert(!kWidens || (kStages == 1 && !kGeneral && !kHasTerm));
 
   const WorkTile& work;  ///< of the entry, as long as registers last
   const uint32_t sQ, sK, sV;
@@ -104,7 +111,9 @@ struct FwdMma : FwdMmaScores<Instance> {
                   FragmentAddresses<TileQ, LdmatrixOrder::kDownFirst>(this->lane()).offset),
         k_address(sK + fragment_of_k()),
         v_address(sV + fragment_of_v()),
-        scale_log2(Base::scale_log2_of(args_.p)),
+        scale_log2(kWidens ? Base::scale_log2_of(args_.p) *
+                                 descale_of_products(args_.p, work_.batch, head_of_keys(args_, work_))
+                           : Base::scale_log2_of(args_.p)),
         lazy_growth(kLazyGrowthLog2 / scale_log2) {
     // One register each. Else the compiler keeps the terms that they have in common: at head size 128, where all
     // 255 registers are taken, the mainloop spills.
@@ -129,7 +138,9 @@ struct FwdMma : FwdMmaScores<Instance> {
         for (int e = 0; e < 4; ++e) acc_o[mt][ot][e] = 0.0f;
       }
     }
-    if (const int first = first_block(work); work.n_begin <= first) {
+    if (const int first = first_block(work); work.n_begin <= first && kWidens) {
+      copy_raw(work, first);
+    } else if (work.n_begin <= first) {
       copy_k(work, first, stage_of(first, 0), std::true_type{});
       if constexpr (kStages == 2) copy_v(work, first, stage_of(first, 0), std::true_type{});
     }
@@ -176,7 +187,9 @@ struct FwdMma : FwdMmaScores<Instance> {
 
   __device__ __forceinline__ void copy_q() const {
     const bool aligned = (p.aligned16 & tile::kAlignedQ) != 0;
-    if (args.pack_group) {
+    if (kWidens && p.e4m3_queries) {
+      copy_e4m3_q();
+    } else if (args.pack_group) {
       gather_tile<TileQ, kThreads>(sQ, p.head_dim, aligned, Base::thread(), [&](int r) -> const char* {
         const int row = work.first_row + r;
         if (row >= work.end_row) return nullptr;
@@ -188,6 +201,42 @@ struct FwdMma : FwdMmaScores<Instance> {
                             work.end_row, p.head_dim, aligned};
       copy_tile<TileQ, kThreads, true, kAligned>(sQ, gQ, work.first_row, Base::thread());
     }
+  }
+  /// Q of 8 bits, which is widened on its way through registers.
+  __device__ __forceinline__ void copy_e4m3_q() const {
+    constexpr int kChunks = kDim / 16;
+#pragma unroll 1
+    for (int index = Base::thread(); index < kTileM * kChunks; index += kThreads) {
+      const int r = index / kChunks, chunk = index % kChunks, row = work.first_row + r;
+      uint4 x = {};
+      if (row < work.end_row && chunk * 16 < p.head_dim) {
+        const QueryRow of_head = query_row(args, work, row);
+        x = __ldg(reinterpret_cast<const uint4*>(
+            p.q.data + p.q.offset(work.batch, work.span.row_q + of_head.query, of_head.head) + chunk * 16));
+      }
+      ptx::st_shared_16(sQ + TileQ::offset(r, 2 * chunk), eight_of_e4m3<T>(x.x, x.y));
+      ptx::st_shared_16(sQ + TileQ::offset(r, 2 * chunk + 1), eight_of_e4m3<T>(x.z, x.w));
+    }
+  }
+  /// K and V of block n as they come.
+  __device__ __forceinline__ void copy_raw(const WorkTile& from, int n) const {
+    const auto copy = [&](auto raw, uint32_t to, const char* data, const tile::RowsView& view, int columns) {
+      const tile::KeyRows rows = {p, view, data, from.batch, 1, static_cast<int>(from.span.row_k)};
+      raw.copy(to, columns, Base::thread(), [&](int r) -> const char* {
+        const int j = n * kTileN + r;
+        return j < from.span.used_k ? rows.row(j) : nullptr;
+      });
+    };
+    copy(RawK{}, raw_k(), from.k, p.k, p.head_dim);
+    copy(RawV{}, raw_k() + RawK::kBytes, from.v, p.v, p.head_dim_v - from.first_column);
+  }
+  __device__ __forceinline__ uint32_t raw_k() const {
+    return sV + kStages * TileV::kBytes;
+  }
+  /// What this thread has copied of a block, to sK and sV.
+  __device__ __forceinline__ void widen_raw() const {
+    RawK::template widen<T>(raw_k(), sK, Base::thread());
+    RawV::template widen<T>(raw_k() + RawK::kBytes, sV, Base::thread());
   }
   /// K of block n to its stage. Only the first block copied, the last of the sequence, may have rows behind the
   /// last key.
@@ -266,7 +315,11 @@ struct FwdMma : FwdMmaScores<Instance> {
     const int stage = stage_of(n, count), next_stage = stage_of(next, count + 1);
     ptx::cp_async_wait<0>();
     __syncthreads();  // block n (with one stage its K), and Q, is there for everyone; nobody reads the block before it
-    if constexpr (kStages == 1) {
+    if constexpr (kWidens) {
+      widen_raw();
+      if (next >= bounds().n_begin) copy_raw(*shared_work, next);
+      __syncthreads();  // block n is there for everyone
+    } else if constexpr (kStages == 1) {
       copy_v(*shared_work, n, stage, masked);  // full blocks are whole
     } else if (next >= bounds().n_begin) {
       copy_k(*shared_work, next, next_stage, std::false_type{});
@@ -290,7 +343,7 @@ struct FwdMma : FwdMmaScores<Instance> {
       if (!kStale || n >= bounds().n_masked) this->mask(acc_s, n);
     }
     if constexpr (!kStale || kMasked) raise_maxima(acc_s);
-    if constexpr (kStages == 1) {
+    if constexpr (kStages == 1 && !kWidens) {
       ptx::cp_async_wait<0>();
       __syncthreads();  // V of block n is there for everyone; nobody reads K of block n any more
       if (next >= bounds().n_begin) copy_k(*shared_work, next, 0, std::false_type{});

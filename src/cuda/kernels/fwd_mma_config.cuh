@@ -28,6 +28,9 @@ struct FwdMmaConfig {
   int stages = 2;
   MmaShape mma = MmaShape::kM16N8K16;
   bool paged = false;  ///< reads keys by a table of pages; general kernels do so where there is one
+  /// K and V are float8_e4m3fn and become elements of 16 bits on their way, in one stage, beside which the next block comes as it is. They may
+  /// lie in pages.
+  bool e4m3 = false;
   // Kernels that know a term, and for the rest are no general ones.
   bool alibi = false, dropout = false;
   bool expression = false;  ///< compiled for the problem's expression
@@ -35,9 +38,11 @@ struct FwdMmaConfig {
   constexpr bool has_term() const { return alibi || dropout || expression; }
   constexpr int threads() const { return 32 * num_warps; }
   constexpr int warp_m() const { return tile_m / num_warps; }
+  constexpr int key_bytes() const { return e4m3 ? 1 : 2; }  ///< of an element of K and V, as it comes
+  constexpr int raw_bytes() const { return e4m3 ? tile_n * (head_dim + value_slice) : 0; }
   constexpr int shared_bytes() const {
     const int q = tile_m * head_dim * 2, o = tile_m * value_slice * 2;
-    return (q > o ? q : o) + stages * tile_n * (head_dim + value_slice) * 2 + work_tile_bytes();
+    return (q > o ? q : o) + stages * tile_n * (head_dim + value_slice) * 2 + raw_bytes() + work_tile_bytes();
   }
   constexpr int work_tile_bytes() const { return expression && dropout ? 144 : 128; }  ///< of FwdMmaWorkTile
 };
@@ -108,8 +113,9 @@ struct FwdMmaWorkTile : FwdWorkTile {
     work.end_row = min(work.first_row + kConfig.tile_m, work.span.used_q * packed_heads(args));
     if (work.first_row >= work.end_row) return work;
     work.set_key_blocks(args);
-    work.k = tile::key_rows(p, p.k, work.span, work.batch, head_kv, 2).data;
-    work.v = tile::key_rows(p, p.v, work.span, work.batch, head_kv, 2, work.first_column).data;
+    work.k = tile::key_rows(p, p.k, work.span, work.batch, head_kv, kConfig.key_bytes()).data;
+    work.v =
+        tile::key_rows(p, p.v, work.span, work.batch, head_kv, kConfig.key_bytes(), work.first_column).data;
     if constexpr (kConfig.dropout) work.dropout = tile::dropout_of(p);
     if constexpr (kConfig.expression && Expression::kHasSees)
       work.seen = args.seen.at(work.batch, work.head, work.first_row / kConfig.tile_m);

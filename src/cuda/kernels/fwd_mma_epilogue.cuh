@@ -39,7 +39,7 @@ struct FwdMmaEpilogue {
       return;
     }
     Factors factor;
-    row_factors(row_max, row_sum, scale_log2, kConfig.dropout ? dropout.keep_scale : 1.0f, factor);
+    row_factors(row_max, row_sum, scale_log2, factor_of_values(dropout), factor);
     if (stores_f32(args, work)) {
       store_f32_rows(acc_o, factor);
     } else {
@@ -50,6 +50,11 @@ struct FwdMmaEpilogue {
   }
 
  private:
+  /// What multiplies every output beside the sum of its row.
+  __device__ __forceinline__ float factor_of_values(const tile::Dropout& dropout) const {
+    if constexpr (kConfig.e4m3) return args.p.v_descale.at(work.batch, head_of_keys(args, work));
+    return kConfig.dropout ? dropout.keep_scale : 1.0f;
+  }
   __device__ __forceinline__ int columns() const { return min(kDimV, args.p.head_dim_v - work.first_column); }
   /// First row of the warp.
   __device__ __forceinline__ int warp_row() const { return work.first_row + warp * kWarpM; }
@@ -76,8 +81,9 @@ struct FwdMmaEpilogue {
       const int row = warp_row() + r;
       if (row >= work.end_row) break;
       const auto write = [&](const auto& kept) {
-        write_exact_row<T, kDimV>(args, work, kept, row, work.first_column, columns(), work.n_begin * kTileN,
-                                  work.n_end * kTileN);
+        using Key = std::conditional_t<kConfig.e4m3, E4M3, T>;
+        write_exact_row<T, kDimV, Key>(args, work, kept, row, work.first_column, columns(),
+                                       work.n_begin * kTileN, work.n_end * kTileN);
       };
       if constexpr (kConfig.general || kConfig.dropout) {
         write(dropout);
@@ -87,10 +93,10 @@ struct FwdMmaEpilogue {
     }
   }
 
-  /// The factors of this lane's rows, times `keep_scale`; writes lse. Statistics go through shared memory from the four lanes that
+  /// The factors of this lane's rows, times `of_values`; writes lse. Statistics go through shared memory from the four lanes that
   /// hold a row to the one lane that finishes it, and back.
   __device__ __forceinline__ void row_factors(const Factors& row_max, const Factors& row_sum,
-                                              float scale_log2, float keep_scale, Factors& factor) const {
+                                              float scale_log2, float of_values, Factors& factor) const {
     const uint32_t sRows = sK + warp * kWarpM * 8;
 #pragma unroll
     for (int mt = 0; mt < kMTiles; ++mt) {
@@ -109,7 +115,7 @@ struct FwdMmaEpilogue {
       const uint2 statistics = ptx::ld_shared_8(sRows + lane * 8);
       const float of_row = finish_row(args, work, query_row(args, work, row), __uint_as_float(statistics.x),
                                       __uint_as_float(statistics.y), work.first_column == 0);
-      ptx::st_shared_4(sRows + lane * 8, __float_as_uint(of_row * keep_scale));
+      ptx::st_shared_4(sRows + lane * 8, __float_as_uint(of_row * of_values));
     }
     __syncwarp();  // the factors are there
 #pragma unroll
