@@ -465,7 +465,11 @@ const std::vector<Cover>& covers_of_8_bits() {
          page(s, 7);
          s.leftpad_k = {0, 50};
        }},
-      {"e4m3_decode_d128_rows_of_32", [](ProblemSpec& s) { decode_e4m3(s, 128, 8, 4); }},
+      {"e4m3_decode_d128_rows_of_32",
+       [](ProblemSpec& s) {
+         decode_e4m3(s, 128, 8, 4);
+         s.seqlen_k = 1100;
+       }},
       {"e4m3_decode_queries",
        [](ProblemSpec& s) {
          decode_e4m3(s, 64, 4, 2);
@@ -520,11 +524,12 @@ const std::vector<Cover>& covers_of_values() {
          page(s, 64);
          s.qv = true;
        }},
-      {"values_in_keys_d576_512",
+      {"values_in_keys_d576_512_pages_of_64",
        [](ProblemSpec& s) {
          sizes(s, 576, 512);
          s.heads_q = 16;
          s.seqlen_q = 1;
+         page(s, 64);
          s.values_in_keys = true;
        }},
   };

@@ -118,7 +118,9 @@ class Processor {
   }
 
   void run(const Launch& launch, const std::function<void()>& thread) {
-    if (launch.threads <= 0 || launch.threads > kMostThreads || launch.threads % kLanes != 0)
+    // Whole warps, or one thread.
+    if (launch.threads <= 0 || launch.threads > kMostThreads ||
+        (launch.threads % kLanes != 0 && launch.threads > 1))
       fail("%d threads a CTA", launch.threads);
     if (launch.cluster < 1 || launch.cluster > kMostCluster ||
         launch.grid.x % static_cast<unsigned>(launch.cluster) != 0)
@@ -257,8 +259,9 @@ class Processor {
 
   void run_group() {
     const auto ctas = static_cast<size_t>(ctas_);
-    const auto threads = ctas * static_cast<size_t>(launch_->threads), warps = threads / kLanes;
-    while (fibers_.size() < threads) {
+    const auto threads = ctas * static_cast<size_t>(launch_->threads),
+               warps = (threads + kLanes - 1) / kLanes, lanes = warps * kLanes;
+    while (fibers_.size() < lanes) {
       fibers_.emplace_back();
       make_stack(fibers_.back());
     }
@@ -268,8 +271,8 @@ class Processor {
     barriers_.assign(ctas * kBarriers + 1, Barrier());
     for (size_t b = 0; b < barriers_.size(); ++b)
       barriers_[b].live = b < ctas * kBarriers ? &live_[b / kBarriers] : &all_live_;
-    for (size_t t = 0; t < threads; ++t) {
-      fibers_[t].state = State::kReady;
+    for (size_t t = 0; t < lanes; ++t) {
+      fibers_[t].state = t < threads ? State::kReady : State::kEnded;
       fibers_[t].copies.finish();
     }
     begin_cta_of_hopper();
