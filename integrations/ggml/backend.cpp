@@ -10,6 +10,7 @@
 
 #include "attention.hpp"
 #include "operation.hpp"
+#include "report.hpp"
 
 namespace fovea_ggml {
 namespace {
@@ -38,7 +39,10 @@ ggml_status backend_compute(ggml_backend_t backend, ggml_cgraph* graph) {
     const ggml_tensor* node = ggml_graph_node(graph, i);
     if ((node->flags & GGML_TENSOR_FLAG_COMPUTE) == 0 || is_view(node->op)) continue;
     try {
-      if (node->op == GGML_OP_FLASH_ATTN_EXT && attention->compute(*node)) continue;
+      if (node->op == GGML_OP_FLASH_ATTN_EXT && attention->compute(*node)) {
+        report_computed();
+        continue;
+      }
       std::fprintf(
           stderr, "fovea: %s of '%s': %s\n", ggml_op_name(node->op), node->name,
           node->op == GGML_OP_FLASH_ATTN_EXT ? attention->error().c_str() : "only FLASH_ATTN_EXT is taken");
@@ -108,7 +112,11 @@ ggml_backend_buffer_t device_buffer_from(ggml_backend_dev_t, void* data, size_t 
 }
 
 bool device_takes(ggml_backend_dev_t, const ggml_tensor* node) {
-  return is_view(node->op) || (node->op == GGML_OP_FLASH_ATTN_EXT && declined_because(*node) == nullptr);
+  if (is_view(node->op)) return true;
+  if (node->op != GGML_OP_FLASH_ATTN_EXT) return false;
+  const char* const rule = declined_because(*node);
+  if (rule != nullptr) report_declined(*node, rule);
+  return rule == nullptr;
 }
 
 bool device_reads(ggml_backend_dev_t, ggml_backend_buffer_type_t type) {
