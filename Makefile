@@ -179,7 +179,7 @@ part-chips:
 test-llama: setup ## the ggml backend in an unchanged llama.cpp: ggml's own tests of attention (77 MB from PyPI, a quarter of an hour)
 	@python3 integrations/ggml/llama.py test
 
-bench-llama: setup ## llama.cpp with and without Fovea: single operations, prompts, generation, logits (BENCH_FLAGS, see llama.py --help)
+bench-llama: setup ## llama.cpp with and without Fovea: single operations, prompts, generation, logits, perplexity (BENCH_FLAGS, see llama.py --help)
 	@python3 integrations/ggml/llama.py bench $(BENCH_FLAGS)
 
 test-gpu: cuda-setup ## the conformance suite on every CUDA backend, and compute-sanitizer; needs an NVIDIA GPU

@@ -7,10 +7,10 @@ from collections.abc import Iterable
 from pathlib import Path
 
 
-def sources_hash(root: Path, parts: Iterable[str]) -> str | None:
-    """SHA-256 over the names and contents of the files below src/PART for each part, in the order of their names; None
-    where there are none."""
-    files = sorted(path for part in parts for path in (root / "src" / part).rglob("*") if path.is_file())
+def sources_hash(root: Path, parts: Iterable[str], below: str = "src", names: str = "*") -> str | None:
+    """SHA-256 over the names and contents of the files below src/PART (or another folder) for each part, in the order of their
+    names; None where there are none."""
+    files = sorted(path for part in parts for path in (root / below / part).rglob(names) if path.is_file())
     if not files:
         return None
     digest = hashlib.sha256()

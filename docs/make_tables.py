@@ -232,7 +232,7 @@ def llama_operations() -> str:
         return [
             [f"{row['queries']:,} x {row['keys']:,}", f"{row['heads']}:{row['key_heads']} of {row['d']}", row["type"],
              row["mask"] + (", softcap" if row["softcap"] else ""), milliseconds(row["ggml_ms"]), milliseconds(row["fovea_ms"]), f"{row['ratio']:.1f}"]
-            for row in result["operations"]
+            for row in result.get("operations", [])
         ]
 
     return llama_tables(["queries x keys", "heads", "cache", "mask", "ggml, ms", "Fovea, ms", "times as fast"], 4, rows)
@@ -242,7 +242,7 @@ def llama_model() -> str:
     def rows(result: dict[str, Any]) -> list[list[str]]:
         return [
             [row["what"], f"{row['ggml_tokens_per_second']:.1f}", f"{row['fovea_tokens_per_second']:.1f}", f"{row['ratio']:.2f}"]
-            for row in result["llama_bench"]
+            for row in result.get("llama_bench", [])
         ]
 
     return llama_tables(["tokens", "ggml, tokens/s", "Fovea, tokens/s", "times as fast"], 1, rows)
@@ -253,10 +253,41 @@ def llama_logits() -> str:
         return [
             [f"{row['tokens']:,}", row["cache"], f"{row['fovea']:.1e}",
              f"{row['ggml_without_the_operation']:.1e}" if "ggml_without_the_operation" in row else "-"]
-            for row in result["logits"]
+            for row in result.get("logits", [])
         ]
 
     return llama_tables(["tokens", "cache", "Fovea", "ggml without the operation"], 2, rows)
+
+
+def llama_tests() -> str:
+    def rows(result: dict[str, Any]) -> list[list[str]]:
+        body = []
+        for kind, counts in sorted(result.get("tests", {}).get("kinds", {}).items()):
+            cases = counts["cases"]
+            outcomes = {"passed": counts["passed"], "failed": counts["failed"]}
+            outcomes |= {f"declined: {reason}": count for reason, count in sorted(counts["declined"].items())}
+            body += [[kind, outcome, f"{count:,}", f"{100 * count / cases:.1f} %"] for outcome, count in outcomes.items()]
+            body.append([kind, "all", f"{cases:,}", ""])
+        masks = result.get("tests", {}).get("masks")
+        if masks:
+            others = {"agree": masks["agree"], "declined": masks["declined"], "all": masks["cases"]}
+            body += [["masks of real models", outcome, f"{count:,}", ""] for outcome, count in others.items()]
+        return body
+
+    return llama_tables(["keys and values", "outcome", "cases", "share"], 2, rows)
+
+
+def llama_perplexity() -> str:
+    def rows(result: dict[str, Any]) -> list[list[str]]:
+        return [
+            [row["cache"], f"{row['ggml']:.4f} ± {row['ggml_error']:.2f}", f"{row['fovea']:.4f} ± {row['fovea_error']:.2f}",
+             f"{100 * row['difference']:+.3f} ± {100 * row['difference_error']:.3f} %",
+             f"{100 * row['difference_without_the_operation']:+.3f} ± {100 * row['difference_without_the_operation_error']:.3f} %"
+             if "difference_without_the_operation" in row else "-", f"{row['taken']:,} of {row['operations']:,}"]
+            for row in result.get("perplexity", {}).get("rows", [])
+        ]
+
+    return llama_tables(["cache", "ggml", "Fovea", "difference", "ggml without the operation", "attentions taken"], 1, rows)
 
 
 # ---- fovea explain --json
@@ -315,6 +346,8 @@ def main() -> int:
         "llama-operations": llama_operations,
         "llama-model": llama_model,
         "llama-logits": llama_logits,
+        "llama-tests": llama_tests,
+        "llama-perplexity": llama_perplexity,
     }
     if args.fovea is not None:
         makers["memory-growth"] = lambda: memory_growth(args.fovea)

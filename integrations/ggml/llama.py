@@ -2,11 +2,13 @@
 """Tests and measures the ggml backend in an unchanged llama.cpp, which it loads from PyPI and builds in build/llama.
 
     llama.py test                      builds; ggml's own tests of FLASH_ATTN_EXT, masks of real models, foreign versions of ggml
-    llama.py bench [--long]            single operations, llama-bench and logits, with and without Fovea; --long: 16,384 tokens too
-             [--rounds N] [--rows TEXT] [--output FILE]
+    llama.py bench [--long]            single operations, llama-bench, logits and perplexity of a text, with and without Fovea;
+             [--parts PART,PART]       --long: 16,384 tokens too; it fails where logits or perplexities differ
+             [--rounds N] [--rows TEXT] [--chunks N]
     llama.py --self-test               checks the counting on a few lines
 
-It needs pip, a C++ compiler, CMake and ninja; 77 MB are loaded, 3 GB are written. Other folders: --build FOLDER.
+Results are written to --output FILE. It needs pip, a C++ compiler, CMake and ninja; 77 MB are loaded, and 240 MB of a model for the
+perplexity; 3 GB are written. Other folders: --build FOLDER.
 """
 import argparse
 import array
@@ -19,8 +21,13 @@ import subprocess
 import sys
 import tarfile
 
+import perplexity
+
 HERE = pathlib.Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
+sys.path.append(str(ROOT / "bench"))
+from sources import sources_hash  # noqa: E402
+
 PACKAGE = "llama_cpp_python-0.3.36"
 
 # Flags of /proc/cpuinfo and ggml's options. A library that ggml loads cannot be built with -march=native. AMX is left out: some virtual
@@ -28,6 +35,7 @@ PACKAGE = "llama_cpp_python-0.3.36"
 FEATURES = {"sse4_2": "SSE42", "avx": "AVX", "avx2": "AVX2", "fma": "FMA", "f16c": "F16C", "bmi2": "BMI2", "avx512vl": "AVX512",
             "avx512vbmi": "AVX512_VBMI", "avx512_vnni": "AVX512_VNNI", "avx512_bf16": "AVX512_BF16"}
 FOUR_TYPES = {"f16", "bf16", "f32", "q8_0"}
+LEAST_SHARE = 0.95  # of the cases of these types that are taken
 
 
 def run(*command, **more):
@@ -85,44 +93,71 @@ class Llama:
         return {**os.environ, "GGML_BACKEND_PATH": str(backend or "")}
 
 
+def about():
+    """Machine, date, software and a hash of the sources, the head of every result."""
+    fields = {}
+    for line in pathlib.Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
+        name, _, value = line.partition(":")
+        fields.setdefault(name.strip(), value.strip())
+    version = re.search(r"project\(fovea VERSION ([\d.]+)", (ROOT / "CMakeLists.txt").read_text(encoding="utf-8"))[1]
+    return {"date": datetime.date.today().isoformat(),
+            "host": f"{fields.get('model name', 'a processor without a name')}, {os.cpu_count()} threads",
+            "machine": {key: fields[key] for key in ("cpu family", "model", "stepping") if key in fields},
+            "software": {"llama_cpp_python": PACKAGE.rsplit("-", 1)[1], "fovea": version},
+            "sources_sha256": sources_hash(ROOT, ("cpu", "tile")),
+            "backend_sha256": sources_hash(ROOT, ("ggml",), below="integrations", names="*.[ch]pp")}
+
+
+def written(path, result):
+    path.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    print("written:", path)
+
+
 # --- tests ---
 
 CASE = re.compile(r"FLASH_ATTN_EXT\((.*)\): .*?(OK|FAIL|not supported)")
+DECLINED = re.compile(r"fovea: declined (\d+) times: K (\w+), V (\w+): (.*)")
 
 
-def rule_of(case):
-    """The rule of docs/guide/llama_cpp.md that declines a case of test-backend-ops."""
-    number = {name: int(value) for name, value in re.findall(r"(\w+)=(\d+)", case)}
-    if number["n_kv_max"] > 0:
-        return "the mask promises few keys"
-    group = int(re.search(r"nr23=\[(\d+)", case)[1])
-    return "one row over a converted cache" if number["nb"] * group == 1 else "too few queries and keys"
+def kind_of(types):
+    return "f16, bf16, f32, q8_0" if set(types) <= FOUR_TYPES else "other types"
 
 
-def count_cases(text):
-    """{(types, outcome): cases} with the outcome "passed", "failed" or the rule that declined the case."""
-    counts = {}
-    for case, outcome in CASE.findall(text):
-        types = set(re.findall(r"type_[KV]=(\w+)", case))
-        kind = "f16, bf16, f32, q8_0" if types <= FOUR_TYPES else "other types"
-        what = {"OK": "passed", "FAIL": "failed"}.get(outcome) or "declined: " + rule_of(case)
-        counts[kind, what] = counts.get((kind, what), 0) + 1
+def count_cases(told, reported):
+    """{kind of types: {"cases", "passed", "failed", "declined": {the backend's reason: cases}}} of what test-backend-ops prints and of the
+    backend's report, whose numbers of declined cases must be the same."""
+    counts, unsupported = {}, {}
+    for case, outcome in CASE.findall(told):
+        kind = kind_of(re.findall(r"type_[KV]=(\w+)", case))
+        of_kind = counts.setdefault(kind, {"cases": 0, "passed": 0, "failed": 0, "declined": {}})
+        of_kind["cases"] += 1
+        if outcome == "not supported":
+            unsupported[kind] = unsupported.get(kind, 0) + 1
+        else:
+            of_kind["passed" if outcome == "OK" else "failed"] += 1
+    for times, k, v, reason in DECLINED.findall(reported):
+        declined = counts[kind_of((k, v))]["declined"]
+        declined[reason] = declined.get(reason, 0) + int(times)
+    for kind, of_kind in counts.items():
+        if sum(of_kind["declined"].values()) != unsupported.get(kind, 0):
+            raise SystemExit(f"{kind}: {unsupported.get(kind, 0)} cases are not supported, {of_kind['declined']} declined by the backend")
     return counts
 
 
 def test_operations(llama):
     print("test-backend-ops: some minutes", flush=True)
     told = subprocess.run([llama.binaries / "test-backend-ops", "test", "-o", "FLASH_ATTN_EXT", "-b", "Fovea", "-j", str(os.cpu_count())],
-                          env=llama.environment(llama.backend), capture_output=True, text=True, check=False)
+                          env={**llama.environment(llama.backend), "FOVEA_GGML_REPORT": "1"}, capture_output=True, text=True, check=False)
     (llama.folder / "test-backend-ops.log").write_text(told.stdout + told.stderr, encoding="utf-8")
-    counts = count_cases(told.stdout)
-    for (kind, what), count in sorted(counts.items()):
-        print(f"  {count:6} {kind}: {what}")
-    four = {what: count for (kind, what), count in counts.items() if kind != "other types"}
-    taken = four.get("passed", 0) + four.get("failed", 0)
-    share = taken / max(1, sum(four.values()))
+    counts = count_cases(told.stdout, told.stderr)
+    for kind, of_kind in sorted(counts.items()):
+        print(f"  {kind}:", of_kind)
+    four = counts["f16, bf16, f32, q8_0"]
+    share = (four["passed"] + four["failed"]) / four["cases"]
     print(f"  {100 * share:.1f} % of the cases of f16, bf16, f32 and q8_0 are taken")
-    return told.returncode == 0 and four.get("passed", 0) > 0 and share >= 0.95, counts
+    failed = sum(of_kind["failed"] for of_kind in counts.values())
+    good = told.returncode == 0 and four["passed"] > 0 and share >= LEAST_SHARE and failed == 0
+    return good, {"share_of_four_types": share, "kinds": counts}
 
 
 def test_masks(llama):
@@ -132,8 +167,9 @@ def test_masks(llama):
     for row in rows:
         if not row.get("same", True):
             print("  differs:", row)
-    print(f"  {sum('same' in row for row in rows)} cases of real masks agree, {sum('declined' in row for row in rows)} declined")
-    return told.returncode == 0 and len(rows) > 100
+    counts = {"cases": len(rows), "agree": sum(row.get("same", False) for row in rows), "declined": sum("declined" in row for row in rows)}
+    print(f"  masks of real models: {counts}")
+    return told.returncode == 0 and len(rows) > 100, counts
 
 
 def test_foreign(llama):
@@ -162,8 +198,8 @@ def measured_cases(llama, rounds):
 
 
 def tokens_per_second(llama, model, backend, arguments):
-    told = subprocess.run([llama.binaries / "llama-bench", "-m", model, "-fa", "on", "-r", "1", "--no-warmup", "-t", str(os.cpu_count()), "-o", "json",
-                           *arguments], env=llama.environment(backend), stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
+    told = subprocess.run([llama.binaries / "llama-bench", "-m", model, "-fa", "on", "-r", "1", "--no-warmup", "-t", str(os.cpu_count()),
+                           "-o", "json", *arguments], env=llama.environment(backend), stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
                           check=True)
     [row] = json.loads(told.stdout)
     return row["avg_ts"]
@@ -185,62 +221,82 @@ def measured_model(llama, model, long, rounds, rows_with):
             rates["ggml"].append(tokens_per_second(llama, model, None, arguments))
             rates["fovea"].append(tokens_per_second(llama, model, llama.backend, arguments))
         ggml, fovea = (sorted(rates[who])[rounds // 2] for who in ("ggml", "fovea"))
-        rows.append({"what": name, "ggml_tokens_per_second": ggml, "fovea_tokens_per_second": fovea, "ratio": fovea / ggml, "rounds": rounds})
+        rows.append({"what": name, "ggml_tokens_per_second": ggml, "fovea_tokens_per_second": fovea, "ratio": fovea / ggml,
+                     "rounds": rounds})
         print(f"  {name}: {ggml:.2f} tokens/s, Fovea {fovea:.2f}, {fovea / ggml:.2f} x", flush=True)
     return rows
 
 
+# Of what ggml differs from itself without the operation; docs/guide/llama_cpp.md says why.
+MOST_LOGITS = 2.0
+
+
 def compared_logits(llama, model, tokens=1024):
     """Squared difference over squared length of the last two logits: of Fovea's from ggml's, and of ggml's own attention without the
-    operation from ggml's with it, which says how much of a difference this model makes of none."""
-    rows = []
-    for cache in ("f16", "q8_0"):
-        def logits(backend, flash_attention, cache=cache):
-            told = subprocess.run([llama.binaries / "ggml_model", "logits", model, str(tokens), cache, flash_attention],
-                                  env=llama.environment(backend), stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, check=True)
-            return array.array("f", told.stdout)
+    operation from ggml's with it, which says how much of a difference this model makes of none. That needs values of 16 or 32 bits, so
+    q8_0 for both is held to what q8_0 keys alone make. True when no difference is more than MOST_LOGITS of it."""
+    def logits(backend, caches, flash_attention="on"):
+        told = subprocess.run([llama.binaries / "ggml_model", "logits", model, str(tokens), *caches, flash_attention],
+                              env=llama.environment(backend), stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, check=True)
+        return array.array("f", told.stdout)
 
-        def error(x, expected):
-            return sum((a - b) ** 2 for a, b in zip(x, expected)) / sum(b * b for b in expected)
+    def error(x, expected):
+        return sum((a - b) ** 2 for a, b in zip(x, expected)) / sum(b * b for b in expected)
 
-        expected = logits(None, "on")
-        row = {"tokens": tokens, "cache": cache, "fovea": error(logits(llama.backend, "on"), expected)}
-        if cache == "f16":  # a quantised cache of values needs the operation
-            row["ggml_without_the_operation"] = error(logits(None, "off"), expected)
+    rows, reference = [], 0.0
+    for caches in (("f16", "f16"), ("q8_0", "f16"), ("q8_0", "q8_0")):
+        expected = logits(None, caches)
+        row = {"tokens": tokens, "cache": caches[0] if caches[0] == caches[1] else f"{caches[0]}, values {caches[1]}",
+               "fovea": error(logits(llama.backend, caches), expected)}
+        if caches[1] == "f16":
+            reference = row["ggml_without_the_operation"] = error(logits(None, caches, "off"), expected)
+        row["most"] = MOST_LOGITS * reference
         rows.append(row)
         print("  logits:", row, flush=True)
-    return rows
+    return rows, all(row["fovea"] <= row["most"] for row in rows)
 
 
-def processor():
-    for line in pathlib.Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
-        if line.startswith("model name"):
-            return line.split(": ", 1)[1]
-    return "a processor without a name"
+PARTS = ("operations", "llama_bench", "logits", "perplexity")
 
 
 def bench(llama, arguments):
     model = llama.folder / "model.gguf"
-    if not model.exists():
+    if not model.exists() and {"llama_bench", "logits"} & set(arguments.parts):
         run(llama.binaries / "ggml_model", "make", model, stderr=subprocess.DEVNULL)
-    result = {"date": datetime.date.today().isoformat(), "host": f"{processor()}, {os.cpu_count()} threads",
-              "software": {"llama_cpp_python": PACKAGE.rsplit("-", 1)[1]},
-              "protocol": "with and without Fovea in turns, medians",
-              "operations": measured_cases(llama, max(3, arguments.rounds)),
-              "llama_bench": measured_model(llama, model, arguments.long, arguments.rounds, arguments.rows),
-              "logits": compared_logits(llama, model)}
-    output = arguments.output or llama.folder / "results.json"
-    output.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
-    print("written:", output)
+    result = {**about(), "protocol": "with and without Fovea in turns; medians of rounds where there are any"}
+    same = {}
+    if "operations" in arguments.parts:
+        result["operations"] = measured_cases(llama, max(3, arguments.rounds))
+    if "llama_bench" in arguments.parts:
+        result["llama_bench"] = measured_model(llama, model, arguments.long, arguments.rounds, arguments.rows)
+    if "logits" in arguments.parts:
+        result["logits"], same["logits"] = compared_logits(llama, model)
+    if "perplexity" in arguments.parts:
+        result["perplexity"], same["perplexities"] = perplexity.measured_perplexity(llama, arguments.chunks)
+    written(arguments.output or llama.folder / "results.json", result)
+    for what in (what for what, are_same in same.items() if not are_same):
+        print("FAILED:", what, "differ")
+    return None if all(same.values()) else 1
+
+
+def test(llama, arguments):
+    operations, counts = test_operations(llama)
+    masks, mask_counts = test_masks(llama)
+    good = operations and masks and test_foreign(llama)
+    written(arguments.output or llama.folder / "tests.json", {**about(), "tests": {**counts, "masks": mask_counts, "passed": good}})
+    print("passed" if good else "FAILED")
+    return None if good else 1
 
 
 def self_test():
     case = "FLASH_ATTN_EXT(hsk=64,nr23=[{},1],kv=512,nb={},type_K={},type_V=f16,n_kv_max={}): {}"
     text = "\n".join([case.format(1, 1, "f16", 0, "\x1b[1;32mOK\x1b[0m"), case.format(1, 1, "q5_1", 0, "not supported [Fovea]"),
                       case.format(8, 1, "q8_0", 512, "not supported [Fovea]"), case.format(4, 3, "f16", 0, "\x1b[1;31mFAIL\x1b[0m")])
-    four = "f16, bf16, f32, q8_0"
-    assert count_cases(text) == {(four, "passed"): 1, ("other types", "declined: one row over a converted cache"): 1,
-                                 (four, "declined: the mask promises few keys"): 1, (four, "failed"): 1}
+    report = "fovea: computed 2 times\nfovea: declined 1 times: K q5_1, V f16: one row\nfovea: declined 1 times: K q8_0, V f16: few keys\n"
+    assert count_cases(text, report) == {
+        "f16, bf16, f32, q8_0": {"cases": 3, "passed": 1, "failed": 1, "declined": {"few keys": 1}},
+        "other types": {"cases": 1, "passed": 0, "failed": 0, "declined": {"one row": 1}}}
+    perplexity.self_test()
 
 
 def main():
@@ -251,6 +307,9 @@ def main():
     parser.add_argument("--long", action="store_true")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--rows", default="", help="only rows of llama-bench whose names contain TEXT (or TEXT;TEXT)", metavar="TEXT")
+    parser.add_argument("--parts", default=",".join(PARTS), type=lambda text: text.split(","), metavar="PART,PART",
+                        help=f"of {','.join(PARTS)}")
+    parser.add_argument("--chunks", type=int, default=8, help="of 2,048 tokens, for the perplexity (8)")
     parser.add_argument("--output", type=pathlib.Path)
     parser.add_argument("--self-test", action="store_true")
     arguments = parser.parse_args()
@@ -258,16 +317,15 @@ def main():
         return self_test()
     if arguments.command is None:
         parser.error("give test or bench")
+    if not set(arguments.parts) <= set(PARTS):
+        parser.error(f"--parts are some of {','.join(PARTS)}")
+    if arguments.chunks < 2:
+        parser.error("--chunks are at least 2, for an error of their mean")
     llama = Llama(arguments.build.resolve())
     llama.fetch()
-    llama.build("ggml", "ggml-cpu", "llama", "test-backend-ops", "llama-bench", jobs=arguments.jobs)
+    llama.build("ggml", "ggml-cpu", "llama", "test-backend-ops", "llama-bench", "llama-perplexity", jobs=arguments.jobs)
     llama.build_fovea(arguments.jobs)
-    if arguments.command == "bench":
-        return bench(llama, arguments)
-    operations, _ = test_operations(llama)
-    masks, foreign = test_masks(llama), test_foreign(llama)
-    print("passed" if operations and masks and foreign else "FAILED")
-    return None if operations and masks and foreign else 1
+    return (bench if arguments.command == "bench" else test)(llama, arguments)
 
 
 if __name__ == "__main__":

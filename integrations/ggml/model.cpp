@@ -1,9 +1,9 @@
 // A model made on the spot, to measure llama.cpp with, and its logits, to compare.
 //
-//   ggml_model make FILE                   random weights in the shape of Llama 3.2 1B: 16 layers, 32 query heads over 8 key
-//                                          heads of 64, q8_0
-//   ggml_model logits FILE TOKENS TYPE FA  the logits of the last two of TOKENS tokens, float32, to standard output; with a cache
-//                                          of TYPE (f16, q8_0, ...), and FLASH_ATTN_EXT for attention when FA is on
+//   ggml_model make FILE                 random weights in the shape of Llama 3.2 1B: 16 layers, 32 query heads over 8 key
+//                                        heads of 64, q8_0
+//   ggml_model logits FILE TOKENS K V FA the logits of the last two of TOKENS tokens, float32, to standard output; with a cache
+//                                        of the types K and V (f16, q8_0, ...), and FLASH_ATTN_EXT for attention when FA is on
 #include <ggml-backend.h>
 #include <ggml.h>
 #include <gguf.h>
@@ -109,7 +109,7 @@ ggml_type type_named(const char* name) {
   return GGML_TYPE_COUNT;
 }
 
-int logits(const char* path, int tokens, const char* type, bool flash_attention) {
+int logits(const char* path, int tokens, const char* type_k, const char* type_v, bool flash_attention) {
   const std::unique_ptr<llama_model, Free> model(
       llama_model_load_from_file(path, llama_model_default_params()));
   if (model == nullptr) return 1;
@@ -117,7 +117,8 @@ int logits(const char* path, int tokens, const char* type, bool flash_attention)
   params.n_ctx = static_cast<uint32_t>(tokens);
   params.n_batch = params.n_ctx;
   params.flash_attn_type = flash_attention ? LLAMA_FLASH_ATTN_TYPE_ENABLED : LLAMA_FLASH_ATTN_TYPE_DISABLED;
-  params.type_k = params.type_v = type_named(type);
+  params.type_k = type_named(type_k);
+  params.type_v = type_named(type_v);
   params.n_threads = params.n_threads_batch =
       static_cast<int>(std::max(1u, std::thread::hardware_concurrency()));
   const std::unique_ptr<llama_context, Free> context(llama_init_from_model(model.get(), params));
@@ -139,9 +140,9 @@ int main(int argc, char** argv) {
   const std::string command = argc > 1 ? argv[1] : "";
   ggml_backend_load_all();
   if (command == "make" && argc == 3) return make(argv[2]);
-  if (command == "logits" && argc == 6) {
-    return logits(argv[2], std::atoi(argv[3]), argv[4], std::strcmp(argv[5], "on") == 0);
+  if (command == "logits" && argc == 7) {
+    return logits(argv[2], std::atoi(argv[3]), argv[4], argv[5], std::strcmp(argv[6], "on") == 0);
   }
-  std::fprintf(stderr, "ggml_model make FILE | ggml_model logits FILE TOKENS TYPE on|off\n");
+  std::fprintf(stderr, "ggml_model make FILE | ggml_model logits FILE TOKENS TYPE_K TYPE_V on|off\n");
   return 2;
 }
