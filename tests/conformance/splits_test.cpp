@@ -414,6 +414,14 @@ void of_8_bits(ProblemSpec& s) {
   s.descale_broadcast = 1;
   s.head_dim = s.head_dim_v = 64;
 }
+/// Maxima rise from block to block, for all rows of a warp where one's does.
+void steep(ProblemSpec& s) {
+  s.logit = 20;
+}
+void steep_and_large(ProblemSpec& s) {
+  steep(s);
+  s.head_dim = s.head_dim_v = 512;
+}
 void with_qv(ProblemSpec& s) {
   s.qv = true;
 }
@@ -461,6 +469,9 @@ constexpr CacheCase kCacheCases[] = {
     {"AppendedRowsBehindPadding", Form::kChosen, true, true, rotated},
     {"QueriesOf8Bits", Form::kUsed, false, false, of_8_bits},
     {"QueriesOf8BitsPacked", Form::kPacked, false, false, of_8_bits},
+    {"SteepScoresPacked", Form::kPacked, false, false, steep},
+    {"SteepScoresPackedOverPages", Form::kPackedOverPages, false, false, steep},
+    {"SteepScoresOfLargeHeads", Form::kPackedQueries, false, false, steep_and_large},
     {"QueriesOf8BitsAndAppendedRows", Form::kPages, false, true, rotated_of_8_bits},
     {"QueriesOfValues", Form::kPackedQueries, false, false, with_qv},
     {"QueriesOfValuesInPages", Form::kPages, true, false, with_qv},

@@ -384,6 +384,7 @@ TEST_F(Runs, GiveTheSameBitsInAnyLaunchOrder) {
     for (const Type type : {Type::kF32, Type::kF16, Type::kBF16}) {
       for (const fovea_pass pass : {FOVEA_FORWARD, FOVEA_BACKWARD}) {
         for (ProblemSpec spec : all_kinds()) {
+          if (pass == FOVEA_BACKWARD && spec.forward_only()) continue;
           for (const int64_t length : {17, 130, 700}) {
             spec.type = type;
             if (spec.lengths_q.empty() && spec.seqlen_q > 1) spec.seqlen_q = length;

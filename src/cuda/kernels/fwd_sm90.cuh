@@ -43,6 +43,7 @@
 //   full_next[t] empty_next[t]  the index of the next tile is there, or read   loader -> planners, and back
 //   part_written[i] (stream_k)  a part of a tile is written            4 warps of the consumer -> producers
 //   1 (shared_rows)      what the other left has been read; both have left theirs    both consumers
+//   8 + w                the rows of consumer w that other sequences have are clear     its 4 warps
 //   turn 1 + w (ping_pong)  the products of consumer w - 1 are done     consumer w - 1 -> consumer w
 //                           (queued), or all of them queued (overlapped)
 //

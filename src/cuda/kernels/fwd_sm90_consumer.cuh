@@ -142,7 +142,9 @@ struct FwdSm90Consumer : FwdSm90Scores<Instance> {
   __device__ __forceinline__ bool begin_tile(uint32_t tile_count) {
     wait_for_tile(memory.full_q(row_group()), tile_count);
     work = memory.work_tile(row_group(), tile_count);
-    return !uniform(work->last);
+    if (uniform(work->last) != 0) return false;
+    clear_rows_of_others(args.f, *work, memory.q(row_group()), kParts * kStripsQ, w);
+    return true;
   }
 
   __device__ __forceinline__ KeyBlocks key_blocks() const {

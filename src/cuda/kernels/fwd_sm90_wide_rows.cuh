@@ -97,7 +97,9 @@ struct FwdSm90WideRows {
 #pragma unroll
     for (float& x : acc_o) x = 0.0f;
     rows.start();
-    return !uniform(work->last);
+    if (uniform(work->last) != 0) return false;
+    clear_rows_of_others(args.f, *work, memory.q(0), kConfig.strips(), c);
+    return true;
   }
 
   /// Blocks end - 1 to begin, by turns: a consumer makes the weights of every second one, and multiplies the weights
