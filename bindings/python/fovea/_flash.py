@@ -113,7 +113,7 @@ def checked(q: Any, k: Any, v: Any, softmax_scale: float | None, window_size: Se
 
 def splits_of(num_splits: int, k: Tensor) -> int:
     """num_splits of flash-attn as fovea.attend takes it: less than 1 leaves the number to the library. So do keys of 8 bits on GPUs:
-    their fast kernels divide keys themselves, and a given number would choose others, on CUDA cores."""
+    the kernels for few queries divide keys themselves, and a given number would choose slower ones."""
     return 0 if k.dtype == _FLOAT8 and k.is_cuda else max(int(num_splits), 0)
 
 
