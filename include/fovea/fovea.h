@@ -457,7 +457,7 @@ FOVEA_API void fovea_workspace_destroy(fovea_device device, void* workspace) FOV
  * stream gets past it. Nothing synchronises, so the call may be captured in a CUDA graph, and workspace and
  * tensors are in use until the work is done. The caller's current device stays what it is. Host pointers,
  * pointers and streams of another GPU and misaligned pointers are refused before anything is launched; what
- * cu_seqlens and seqused hold is not read by the host and must be right. */
+ * cu_seqlens and seqused hold is not read by the host without `check_contents`, which synchronises, and must be right. */
 FOVEA_API fovea_status fovea_run(const fovea_plan* plan, const fovea_buffers* buffers) FOVEA_NOEXCEPT;
 
 /* Plan, workspace and run in one call, with the data pointers of the tensors in `problem`. On a GPU the
