@@ -151,6 +151,8 @@ def bench_caches() -> str:
         lines = [[*key, *(cells.get(group, "") for group in groups)] for key, cells in rows.items()]
         backends = ", ".join(f"`{name}`" for name in sorted({row["backend"] for row in result["caches"]}))
         of = f"{result['machine']['cpu']}, {result['threads']} threads, {backends}"
+        if result.get("from_memory"):
+            of += ", several caches in turn, from memory"
         text += f"{of}; GB/s of K and V, and the share:\n\n" + table(head, lines, 3) + "\n"
     return text.rstrip("\n") + "\n" if text else NO_RESULTS
 

@@ -2,6 +2,8 @@
 
     python3 bench/cpu/decode.py                one query of 8 to 128 heads over 8 key heads of 16,384 keys
     python3 bench/cpu/decode.py --json auto    and writes bench/results/decode/cpu_<machine>.json
+    python3 bench/cpu/decode.py --from-memory  over several caches in turn, as those of a model's layers are: together twice what the
+                                               last-level cache holds
     python3 bench/cpu/decode.py --rows page16,float16 --groups 8   only some
 
 Needs the program fovea; finds it as compare.py does. Each row is timed by `fovea bench --decode`, in turns with the plain read: the same
@@ -46,14 +48,35 @@ class Row:
         types = self.dtype if self.cache == "q" else f"{self.cache}_under_{self.dtype}"
         return f"{types}_{self.layout}" + (f"_page{self.page}" if self.page else "") + f"_group{self.group}"
 
+    @property
+    def cache_bytes(self) -> int:
+        """K and V of one cache."""
+        size = 1 if self.cache != "q" else 4 if self.dtype == "float32" else 2
+        return 2 * KEYS * HEADS_KV * HEAD_DIM * size
+
+    def caches(self, args: argparse.Namespace) -> int:
+        return -(-2 * last_level_cache() // self.cache_bytes) if args.from_memory else 1
+
     def command(self, program: Path, args: argparse.Namespace) -> list[str]:
         sizes = {"batch": 1, "seqlen": 1, "seqlen-k": KEYS, "heads": HEADS_KV * self.group, "heads-kv": HEADS_KV, "head-dim": HEAD_DIM}
-        what = {"dtype": self.dtype, "cache-dtype": self.cache, "page": self.page, "layout": self.layout, "seconds": args.min_time}
+        what = {"dtype": self.dtype, "cache-dtype": self.cache, "page": self.page, "layout": self.layout, "caches": self.caches(args), "seconds": args.min_time}
         command = [str(program), "bench", "--decode", "--json"]
         for option, value in (sizes | what).items():
             command += [f"--{option}", str(value)]
         command += ["--threads", str(args.threads)] if args.threads else []
         return command + (["--backend", args.backend] if args.backend else [])
+
+
+def last_level_cache() -> int:
+    """Bytes of the last-level caches of all cores, each counted once."""
+    caches = {}
+    for core in Path("/sys/devices/system/cpu").glob("cpu[0-9]*"):
+        folders = sorted((core / "cache").glob("index[0-9]"))
+        if not folders:
+            sys.exit("decode.py: --from-memory: this system does not tell the size of the last-level cache")
+        size = (folders[-1] / "size").read_text().strip()
+        caches[(folders[-1] / "shared_cpu_list").read_text().strip()] = int(size.rstrip("K")) * 1024
+    return sum(caches.values())
 
 
 def measure(row: Row, program: Path, args: argparse.Namespace) -> dict[str, Any]:
@@ -69,6 +92,7 @@ def measure(row: Row, program: Path, args: argparse.Namespace) -> dict[str, Any]
         "cache_dtype": timed["cache_dtype"],
         "layout": row.layout,
         "page": row.page,
+        "caches": timed["caches"],
         "group": row.group,
         "backend": timed["backend"],
         "threads": told["threads"],
@@ -103,11 +127,41 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--groups", default=",".join(map(str, GROUPS)), help="query heads of a key head (1,4,8,16)")
     parser.add_argument("--min-time", type=float, default=0.5, metavar="S", help="seconds a row, both sides (0.5)")
     parser.add_argument("--threads", type=int, default=0, help="threads of both sides (all cores)")
+    parser.add_argument("--from-memory", action="store_true", help="caches in turn, together twice the size of the last-level cache")
     parser.add_argument("--backend", help="this backend of ours and not the first that can")
     parser.add_argument("--json", metavar="PATH", help="write the results; 'auto' names a file in bench/results/decode")
     parser.add_argument("--merge", action="store_true", help="keep the other rows of an existing file, of the same machine and sources")
     parser.add_argument("--fovea", type=Path, metavar="PATH", help="the program fovea")
     return parser.parse_args()
+
+
+def store(rows: list[dict[str, Any]], args: argparse.Namespace) -> Path:
+    """Writes what there is of the rows, so that a run that is cut off keeps those that it has."""
+    about = machine()
+    results: dict[str, Any] = {
+        "machine": about,
+        "date": datetime.datetime.now(datetime.timezone.utc).date().isoformat(),
+        "software": {"os": f"{platform.system()} {platform.release()}"},
+        "sources_sha256": sources_hash(ROOT, SOURCES),
+        "threads": rows[0]["threads"],
+        "problem": f"one query of {HEADS_KV} * group heads of {HEAD_DIM} over {HEADS_KV} key heads of {KEYS} keys",
+        "share_of_read": "rate of K and V over that of the fastest plain read of them, medians of alternating turns",
+        "from_memory": args.from_memory,
+        "caches": rows,
+    }
+    target = results_of_machine("decode", about, results["threads"])
+    if args.from_memory:
+        target = target.with_stem(target.stem + "_memory")
+    target = target if args.json == "auto" else Path(args.json)
+    if args.merge and target.exists():
+        old = json.loads(target.read_text())
+        if any(old.get(key) != results[key] for key in ("machine", "sources_sha256", "threads", "from_memory")):
+            sys.exit("decode.py: --merge: the file is of another machine, sources, threads or way (--from-memory)")
+        known = {row["name"]: row for row in old["caches"]} | {row["name"]: row for row in rows}
+        all_rows = [Row(d, c, form[0], form[1], g).name for d, c in TYPES for form in FORMS for g in GROUPS]
+        results["caches"] = [known[name] for name in all_rows if name in known]
+    write(target, results)
+    return target
 
 
 def main() -> int:
@@ -117,7 +171,7 @@ def main() -> int:
         sys.exit("decode.py: no program fovea here; build the target fovea_cli, or give --fovea")
     groups = [int(text) for text in args.groups.split(",")]
     grid = [Row(dtype, cache, layout, page, group) for dtype, cache in TYPES for layout, page in FORMS for group in groups]
-    rows = []
+    rows, target = [], None
     for row in grid:
         if not any(text in row.name for text in args.rows.split(",")):
             continue
@@ -126,32 +180,11 @@ def main() -> int:
         disturbed = "  disturbed by others" if result["others"] > QUIET else ""
         print(f"{row.name:52} {result['backend']:16} {result['ms']:8.3f} ms  {result['gb_s']:5.1f} GB/s, "
               f"{result['share_of_read']:4.0%} of a plain read at {result['read_gb_s']:5.1f}{disturbed}", flush=True)  # fmt: skip
+        target = store(rows, args) if args.json else None
     below = [row["name"] for row in rows if row["share_of_read"] < TARGET]
     print(f"{len(rows) - len(below)} of {len(rows)} rows reach {TARGET:.0%} of a plain read")
-    if not args.json:
-        return 0
-    about = machine()
-    results: dict[str, Any] = {
-        "machine": about,
-        "date": datetime.datetime.now(datetime.timezone.utc).date().isoformat(),
-        "software": {"os": f"{platform.system()} {platform.release()}"},
-        "sources_sha256": sources_hash(ROOT, SOURCES),
-        "threads": rows[0]["threads"] if rows else args.threads,
-        "problem": f"one query of {HEADS_KV} * group heads of {HEAD_DIM} over {HEADS_KV} key heads of {KEYS} keys",
-        "share_of_read": "rate of K and V over that of the fastest plain read of them, medians of alternating turns",
-        "caches": rows,
-    }
-    target = results_of_machine("decode", about, results["threads"])
-    target = target if args.json == "auto" else Path(args.json)
-    if args.merge and target.exists():
-        old = json.loads(target.read_text())
-        if any(old[key] != results[key] for key in ("machine", "sources_sha256", "threads")):
-            sys.exit("decode.py: --merge: the file is of another machine, sources or threads")
-        known = {row["name"]: row for row in old["caches"]} | {row["name"]: row for row in rows}
-        all_rows = [Row(d, c, form[0], form[1], g).name for d, c in TYPES for form in FORMS for g in GROUPS]
-        results["caches"] = [known[name] for name in all_rows if name in known]
-    write(target, results)
-    print(f"wrote {target}")
+    if target is not None:
+        print(f"wrote {target}")
     return 0
 
 

@@ -9,23 +9,26 @@
 
 namespace fovea::cli {
 
-void time_beside_read(const std::function<void()>& run, const Array& k, const Array& v, int threads,
-                      double seconds, BenchRow& row) {
+void time_beside_read(const std::function<void(const KeysAndValues&)>& run,
+                      std::span<const KeysAndValues> caches, int threads, double seconds, BenchRow& row) {
   MemoryReader reader(threads);
   volatile uint32_t sink = 0;  // a sum that nobody reads could be optimised away
+  size_t runs = 0, reads = 0;
+  const auto next_of = [&](size_t& turn) { return caches[turn++ % caches.size()]; };
   const auto read = [&](const ReadWay& way) {
-    sink =
-        reader.read(k.bytes.data(), k.bytes.size(), way) + reader.read(v.bytes.data(), v.bytes.size(), way);
+    const auto [k, v] = next_of(reads);
+    sink = reader.read(k->bytes.data(), k->bytes.size(), way) +
+           reader.read(v->bytes.data(), v->bytes.size(), way);
   };
   // Threads of our pool that look for work would take a core from the read, and half of its rate on two.
   std::this_thread::sleep_for(std::chrono::duration<double>(kUntilPoolsSleep));
   const ReadWay way = fastest_way(read);
-  const std::function<void()> both[] = {run, [&] { read(way); }};
+  const std::function<void()> both[] = {[&] { run(next_of(runs)); }, [&] { read(way); }};
   constexpr int kRunsOfATurn = 8;  // pauses would take nearly all of the time
   const std::vector<Timing> timings =
       measure_in_turns(both, seconds, {.pause = kUntilPoolsSleep, .runs = kRunsOfATurn});
   row.timing = timings[0];
-  row.read = {timings[1], way.name(), k.bytes.size() + v.bytes.size()};
+  row.read = {timings[1], way.name(), caches.front().bytes()};
 }
 
 void time_beside_copy(const std::function<void()>& run, const Array& k, const Array& v,

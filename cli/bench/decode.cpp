@@ -55,6 +55,7 @@ std::string name_of(const BenchCase& what) {
   if (what.cache->page > 0) name += fmt::format("_page{}", what.cache->page);
   if (what.cache->of_8_bits) name += "_e4m3";
   if (what.cache->heads_outside) name += "_bhsd";
+  if (what.cache->copies > 1) name += fmt::format("_caches{}", what.cache->copies);
   return name;
 }
 
@@ -75,6 +76,14 @@ void DecodeOptions::add_options(CLI::App& command) {
           ->delimiter(',')
           ->check(CLI::IsMember({"q", kE4M3}))
           ->type_name("TYPE,...")
+          ->group(kGroup),
+      command
+          .add_option(
+              "--caches", copies,
+              "Caches that runs take in turn: more than a processor's caches hold are read from memory, "
+              "as those of a model's layers are (1)")
+          ->check(CLI::PositiveNumber)
+          ->type_name("N")
           ->group(kGroup)};
 }
 
@@ -88,7 +97,8 @@ std::vector<BenchCase> DecodeOptions::cases(const std::vector<Shape>& shapes, co
     for (const std::string& type : cache_type) {
       if (shape.type == ElementType::e4m3 && &type != cache_type.data()) break;  // it is the same
       for (const int64_t rows : page) {
-        BenchCase what{"", shape, Pass::forward, terms, true, CacheForm{rows, type == kE4M3, heads_outside}};
+        BenchCase what{"",    shape, Pass::forward,
+                       terms, true,  CacheForm{rows, type == kE4M3, heads_outside, copies}};
         what.name = name_of(what);
         all.push_back(std::move(what));
       }
@@ -132,6 +142,7 @@ DecodeData::DecodeData(const BenchCase& what, Gpu* gpu) : what_(what), mirrors_(
     }
   }
   for (const Array* array : {&q_, &k_, &v_, &o_, &lse_, &used_, &pages_}) mirrors_.add(*array);
+  copies_.assign(static_cast<size_t>(what.cache->copies - 1), {k_, v_});
 }
 
 Problem DecodeData::described(const BenchCase& what, const Gpu* gpu) {

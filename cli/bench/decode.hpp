@@ -1,6 +1,7 @@
 // Decoding over a key-value cache, as `fovea bench --decode` times it: few queries, many keys, whole or in pages.
 #pragma once
 
+#include <array>
 #include <string>
 #include <vector>
 
@@ -13,10 +14,11 @@ namespace fovea::cli {
 struct DecodeOptions {
   std::vector<int64_t> page = {0, 64};
   std::vector<std::string> cache_type = {"q", "float8_e4m3fn"};
-  bool heads_outside = false;  ///< as CacheForm says
+  int64_t copies = 1;          ///< as CacheForm says
+  bool heads_outside = false;  ///< the same
 
   void add_options(CLI::App& command);
-  /// Whether one of these two was given.
+  /// Whether one of these was given.
   bool given() const;
   std::vector<BenchCase> cases(const std::vector<Shape>& shapes, const Terms& terms) const;
 
@@ -40,6 +42,8 @@ class DecodeData {
   void download_outputs();
   const Array& k() const { return k_; }
   const Array& v() const { return v_; }
+  /// K and V of further caches with the same contents, one less than the form of the cache says.
+  const std::vector<std::array<Array, 2>>& copies() const { return copies_; }
   const Mirrors& mirrors() const { return mirrors_; }
   /// The largest relative error (Frobenius norm) of o and lse against the oracle in float64, of the first and the last sequence and
   /// head of keys. NaN where an output is NaN.
@@ -51,6 +55,7 @@ class DecodeData {
 
   BenchCase what_;
   Array q_, k_, v_, o_, lse_, used_, pages_;
+  std::vector<std::array<Array, 2>> copies_;
   Mirrors mirrors_;
 };
 

@@ -22,6 +22,7 @@ Json json_of(const BenchRow& row, bool on_gpu) {
     entry["page"] = row.what.cache->page;
     entry["layout"] = row.what.cache->heads_outside ? "bhsd" : "bshd";
     entry["cache_dtype"] = row.what.cache->of_8_bits ? "float8_e4m3fn" : type_name(s.type);
+    entry["caches"] = row.what.cache->copies;
   }
   entry.update({{"pass", pass_name(row.what.pass)},
                 {"dtype", type_name(s.type)},

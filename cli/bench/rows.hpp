@@ -16,6 +16,7 @@ struct CacheForm {
   bool of_8_bits = false;  ///< float8_e4m3fn; else the type of the queries
   bool heads_outside =
       false;  ///< the rows of a head, in its piece, side by side (bhsd); else those of all heads (bshd)
+  int64_t copies = 1;  ///< caches that timed runs take in turn
 };
 
 /// One problem to time.

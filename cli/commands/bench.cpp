@@ -68,8 +68,9 @@ std::vector<BenchCase> decode_cases(const BenchOptions& options) {
 std::vector<BenchCase> cases_of(const BenchOptions& options) {
   if (options.decode) return decode_cases(options);
   if (options.cache.given())
-    throw Failure(Exit::usage,
-                  "--page, --cache-dtype: got one without --decode, whose caches have them; add it");
+    throw Failure(
+        Exit::usage,
+        "--page, --cache-dtype, --caches: got one without --decode, whose caches have them; add it");
   if (options.rows || options.list) {
     if (options.shape.given()) {
       throw Failure(Exit::usage, "--rows: got sizes as well, but a row has its own; leave one of them out");
@@ -118,6 +119,11 @@ BenchRow bench_decode(const BenchCase& what, const BenchOptions& options) {
   Buffers buffers = buffers_of(problem);
   if (gpu) buffers.stream = gpu->stream();
   const auto run = [&] { plan.run(buffers, workspace); };
+  const auto run_over = [&](const KeysAndValues& cache) {
+    buffers.k = cache.k->bytes.data();
+    buffers.v = cache.v->bytes.data();
+    run();
+  };
 
   run();
   data.download_outputs();
@@ -132,7 +138,9 @@ BenchRow bench_decode(const BenchCase& what, const BenchOptions& options) {
   if (gpu) {
     time_beside_copy(run, data.k(), data.v(), data.mirrors(), *gpu, options.seconds, row);
   } else {
-    time_beside_read(run, data.k(), data.v(), options.execution.resolved_threads(), options.seconds, row);
+    std::vector<KeysAndValues> caches = {{&data.k(), &data.v()}};
+    for (const auto& [k, v] : data.copies()) caches.push_back({&k, &v});
+    time_beside_read(run_over, caches, options.execution.resolved_threads(), options.seconds, row);
   }
   return row;
 }
@@ -199,7 +207,8 @@ std::optional<BenchRow> bench_one(const BenchCase& what, const Expressions& expr
     row.timing = gpu->measure(run, options.seconds, 5);
     row.host_seconds = gpu->host_seconds(run);
   } else if (what.reads_memory) {
-    time_beside_read(run, data.k.array(), data.v.array(), options.execution.resolved_threads(),
+    const KeysAndValues cache{&data.k.array(), &data.v.array()};
+    time_beside_read([&](const KeysAndValues&) { run(); }, {&cache, 1}, options.execution.resolved_threads(),
                      options.seconds, row);
   } else {
     row.timing = measure(run, options.seconds);
@@ -221,6 +230,11 @@ Exit run_bench(const BenchOptions& options) {
         Exit::usage,
         "--ranks: got ranks with a GPU, expected --device cpu; ranks of this program compute on CPUs, "
         "and under mpirun --no-mpi makes none");
+  }
+  if (gpu && options.cache.copies > 1) {
+    throw Failure(Exit::usage,
+                  fmt::format("--caches: got {} with a GPU, expected 1; caches in turn are of CPUs",
+                              options.cache.copies));
   }
   const BenchSetting setting{options.execution.resolved_threads(), options.terms.causal,
                              gpu ? Gpu(*gpu).text() : ""};

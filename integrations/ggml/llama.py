@@ -197,16 +197,19 @@ def measured_cases(llama, rounds):
     return rows
 
 
-def tokens_per_second(llama, model, backend, arguments):
-    told = subprocess.run([llama.binaries / "llama-bench", "-m", model, "-fa", "on", "-r", "1", "--no-warmup", "-t", str(os.cpu_count()),
-                           "-o", "json", *arguments], env=llama.environment(backend), stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
-                          check=True)
+def tokens_per_second(llama, model, backend, arguments, repeats):
+    """The rate of each of `repeats` runs in one process of llama-bench."""
+    told = subprocess.run([llama.binaries / "llama-bench", "-m", model, "-fa", "on", "-r", str(repeats), "--no-warmup", "-t",
+                           str(os.cpu_count()), "-o", "json", *arguments], env=llama.environment(backend), stdout=subprocess.PIPE,
+                          stderr=subprocess.DEVNULL, text=True, check=True)
     [row] = json.loads(told.stdout)
-    return row["avg_ts"]
+    return row["samples_ts"]
 
 
 def measured_model(llama, model, long, rounds, rows_with):
-    """llama-bench with and without Fovea in turns, the median of each. `rows_with`: only rows whose names hold one of these texts."""
+    """llama-bench with and without Fovea, the median of each. Prompts are read in turns. What is generated behind a prompt is repeated in
+    one process, which keeps the cache that the prompt fills: ggml takes 20 minutes to fill one of 16,384 tokens of q8_0 on two cores.
+    `rows_with`: only rows whose names hold one of these texts."""
     jobs = [(f"prompt {n}", ["-p", str(n), "-n", "0"]) for n in [512, 4096] + [16384] * long]
     for depth in [4096] + [16384] * long:
         for cache in ("f16", "q8_0"):
@@ -216,10 +219,11 @@ def measured_model(llama, model, long, rounds, rows_with):
     for name, arguments in jobs:
         if not any(text in name for text in rows_with.split(";")):
             continue
+        turns, repeats = (1, rounds) if "-d" in arguments else (rounds, 1)
         rates = {"ggml": [], "fovea": []}
-        for _ in range(rounds):
-            rates["ggml"].append(tokens_per_second(llama, model, None, arguments))
-            rates["fovea"].append(tokens_per_second(llama, model, llama.backend, arguments))
+        for _ in range(turns):
+            rates["ggml"] += tokens_per_second(llama, model, None, arguments, repeats)
+            rates["fovea"] += tokens_per_second(llama, model, llama.backend, arguments, repeats)
         ggml, fovea = (sorted(rates[who])[rounds // 2] for who in ("ggml", "fovea"))
         rows.append({"what": name, "ggml_tokens_per_second": ggml, "fovea_tokens_per_second": fovea, "ratio": fovea / ggml,
                      "rounds": rounds})
@@ -263,7 +267,7 @@ def bench(llama, arguments):
     model = llama.folder / "model.gguf"
     if not model.exists() and {"llama_bench", "logits"} & set(arguments.parts):
         run(llama.binaries / "ggml_model", "make", model, stderr=subprocess.DEVNULL)
-    result = {**about(), "protocol": "with and without Fovea in turns; medians of rounds where there are any"}
+    result = {**about(), "protocol": "with and without Fovea in turns; medians of rounds"}
     same = {}
     if "operations" in arguments.parts:
         result["operations"] = measured_cases(llama, max(3, arguments.rounds))

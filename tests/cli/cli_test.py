@@ -1371,6 +1371,10 @@ class Bench(ProgramTest):
         self.assertEqual(names[1], "decode_float32_b2_q3_k300_h4_2_d32_page16")
         told = self.json("bench", "--decode", *sizes, "--page", "0,16", "--cache-dtype", "q", "--layout", "bhsd")
         self.assertEqual([(row["name"].endswith("_bhsd"), row["layout"], row["right"]) for row in told["rows"]], [(True, "bhsd", True)] * 2)
+        [row] = self.json("bench", "--decode", *sizes, "--page", "16", "--cache-dtype", "q", "--caches", "3")["rows"]
+        self.assertEqual((row["name"], row["caches"], row["key_bytes"]),
+                         ("decode_bfloat16_b2_q3_k300_h4_2_d32_page16_caches3", 3, 2 * 300 * 2 * 64 * 2))
+        self.assertAlmostEqual(row["read"]["share"], row["key_gb_s"] / row["read"]["gb_s"])
         text = self.ok("bench", "--decode", *sizes, "--page", "16", "--cache-dtype", "q", "--causal", "--window", "200,0",
                        "--num-splits", "2")
         self.assertIn("decode_bfloat16_b2_q3_k300_h4_2_d32_page16", text)
@@ -1392,6 +1396,8 @@ class Bench(ProgramTest):
 
     def test_decode_refuses(self):
         self.fails(USAGE, "bench", "--page", "16", says=["--page", "--decode"])
+        self.fails(USAGE, "bench", "--caches", "2", says=["--caches", "--decode"])
+        self.fails(USAGE, "bench", "--decode", "--caches", "0", says=["--caches"])
         self.fails(USAGE, "bench", "--decode", "--page", "-1", says=["--page"])
         self.fails(USAGE, "bench", "--decode", "--cache-dtype", "int8", says=["--cache-dtype", "int8", "float8_e4m3fn"])
         self.fails(USAGE, "bench", "--decode", "--rows", "decode", says=["--rows", "--decode"])
