@@ -159,6 +159,8 @@ void* function_named(ggml_backend_reg_t, const char* name) {
 /// Whether a node that the loading ggml makes is what the headers say that the library was built with. The number of the
 /// backend interface, which ggml itself compares, covers neither the tensors nor the numbers of the operations.
 bool nodes_are_known() {
+  // An older ggml (that of llama_cpp_python 0.3.12) ends the program where a mask has fewer rows: it wants a multiple of this.
+  constexpr int64_t kMaskRows = 64;
   ggml_init_params params = {};
   params.mem_size = 16 * ggml_tensor_overhead();
   params.no_alloc = true;
@@ -166,7 +168,7 @@ bool nodes_are_known() {
   if (context == nullptr) return false;
   ggml_tensor* q = ggml_new_tensor_4d(context, GGML_TYPE_F32, 32, 5, 6, 1);
   ggml_tensor* k = ggml_new_tensor_4d(context, GGML_TYPE_Q8_0, 32, 7, 3, 1);
-  ggml_tensor* m = ggml_new_tensor_4d(context, GGML_TYPE_F16, 7, 5, 1, 1);
+  ggml_tensor* m = ggml_new_tensor_4d(context, GGML_TYPE_F16, 7, kMaskRows, 1, 1);
   const ggml_tensor* node = ggml_flash_attn_ext(context, q, k, k, m, 0.5f, 8.0f, 30.0f);
   const Operation a(*node);
   const bool known = node->op == GGML_OP_FLASH_ATTN_EXT && a.q == q && a.k == k && a.v == k && a.mask == m &&

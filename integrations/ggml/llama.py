@@ -5,6 +5,7 @@
     llama.py bench [--long]            single operations, llama-bench, logits and perplexity of a text, with and without Fovea;
              [--parts PART,PART]       --long: 16,384 tokens too; it fails where logits or perplexities differ
              [--rounds N] [--rows TEXT] [--chunks N]
+    llama.py versions                  builds the ggml of other packages: it is served, or declines the library in one line
     llama.py --self-test               checks the counting on a few lines
 
 Results are written to --output FILE. It needs pip, a C++ compiler, CMake and ninja; 77 MB are loaded, and 240 MB of a model for the
@@ -17,6 +18,7 @@ import json
 import os
 import pathlib
 import re
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -29,6 +31,9 @@ sys.path.append(str(ROOT / "bench"))
 from sources import sources_hash  # noqa: E402
 
 PACKAGE = "llama_cpp_python-0.3.36"
+# Other packages: PyPI's hash, and whether their ggml can load the library that is built for the one above.
+OTHERS = {"0.3.35": ("1139dbb54509074b70893fab8554e3b079aa9f4d312058ce4018ef0019e3de12", True),
+          "0.3.12": ("0c977101a46ce6fa363e63a0b33413f29deab9772be24a6c551458fc386f4725", False)}
 
 # Flags of /proc/cpuinfo and ggml's options. A library that ggml loads cannot be built with -march=native. AMX is left out: some virtual
 # machines show its flags and refuse its instructions for int8.
@@ -63,23 +68,27 @@ class Llama:
         self.fovea = folder / "fovea"
         self.backend = self.fovea / "lib" / "libggml-fovea.so"
 
-    def fetch(self):
-        if self.source.exists():
+    def fetch(self, package=PACKAGE, requirement=HERE / "requirements.txt"):
+        if (self.folder / package).exists():
             return
         self.folder.mkdir(parents=True, exist_ok=True)
         run(sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps", "--no-binary",
-            "llama_cpp_python", "--require-hashes", "--requirement", HERE / "requirements.txt", "--dest", self.folder)
-        with tarfile.open(self.folder / f"{PACKAGE}.tar.gz") as package:
-            package.extractall(self.folder, filter="data")
+            "llama_cpp_python", "--require-hashes", "--requirement", requirement, "--dest", self.folder)
+        with tarfile.open(self.folder / f"{package}.tar.gz") as archive:
+            archive.extractall(self.folder, filter="data")
 
     def build(self, *targets, jobs):
+        self.build_of(self.source, self.folder / "llama", targets, jobs)
+
+    def build_of(self, source, build, targets, jobs):
         flags = re.search(r"flags\s*: (.*)", pathlib.Path("/proc/cpuinfo").read_text(encoding="utf-8"))
         flags = set(flags[1].split() if flags else [])
         features = [f"-DGGML_{option}={'ON' if flag in flags else 'OFF'}" for flag, option in FEATURES.items()]
-        quiet(self.folder / "llama-configure.log", "cmake", "-S", self.source, "-B", self.folder / "llama", "-G", "Ninja",
+        quiet(self.folder / f"{build.name}-configure.log", "cmake", "-S", source, "-B", build, "-G", "Ninja",
               "-DCMAKE_BUILD_TYPE=Release", "-DBUILD_SHARED_LIBS=ON", "-DGGML_BACKEND_DL=ON", "-DGGML_NATIVE=OFF", "-DGGML_CCACHE=OFF",
-              "-DLLAMA_BUILD_SERVER=OFF", "-DLLAMA_BUILD_EXAMPLES=OFF", "-DLLAMA_BUILD_APP=OFF", "-DLLAMA_OPENSSL=OFF", *features)
-        quiet(self.folder / "llama-build.log", "cmake", "--build", self.folder / "llama", "--parallel", jobs, "--target", *targets)
+              "-DLLAMA_BUILD_SERVER=OFF", "-DLLAMA_BUILD_EXAMPLES=OFF", "-DLLAMA_BUILD_APP=OFF", "-DLLAMA_OPENSSL=OFF", "-DLLAMA_CURL=OFF",
+              *features)
+        quiet(self.folder / f"{build.name}-build.log", "cmake", "--build", build, "--parallel", jobs, "--target", *targets)
 
     def build_fovea(self, jobs):
         quiet(self.folder / "fovea-configure.log", "cmake", "-S", ROOT, "-B", self.fovea, "-G", "Ninja", "-DCMAKE_BUILD_TYPE=Release",
@@ -183,6 +192,31 @@ def test_foreign(llama):
         print(f"  other {other}:", *lines)
         good = good and told.returncode == 2 and len(lines) == 1
     return good
+
+
+def test_version(llama, version, jobs):
+    """The library in the ggml of another package: masks of real models agree, or one line declines it."""
+    sha256, serves = OTHERS[version]
+    package = f"llama_cpp_python-{version}"
+    llama.folder.mkdir(parents=True, exist_ok=True)
+    requirement = llama.folder / f"requirements-{version}.txt"
+    requirement.write_text(f"llama_cpp_python=={version} --hash=sha256:{sha256}\n", encoding="utf-8")
+    llama.fetch(package, requirement)
+    build = llama.folder / f"llama-{version}"
+    llama.build_of(llama.folder / package / "vendor" / "llama.cpp", build, ("ggml", "ggml-cpu"), jobs)
+    for library in (build / "bin").glob("libggml*.so"):
+        if not library.with_name(library.name + ".0").exists():  # the older ones have no version in their names
+            library.with_name(library.name + ".0").symlink_to(library.name)
+    program = shutil.copy(llama.binaries / "ggml_compare", build / "bin")  # ggml looks for its own backend beside the program
+    told = subprocess.run([program, "check"], env={**llama.environment(llama.backend), "LD_LIBRARY_PATH": str(build / "bin")},
+                          capture_output=True, text=True, check=False)
+    rows = [json.loads(line) for line in told.stdout.splitlines()]
+    lines = [line for line in told.stderr.splitlines() if "fovea: declined: built for ggml" in line or "incompatible API version" in line]
+    agree = sum(row.get("same", False) for row in rows)
+    print(f"  llama_cpp_python {version}:", *(lines or [f"{agree} of {len(rows)} masks agree"]))
+    if serves:
+        return told.returncode == 0 and len(rows) > 100
+    return told.returncode == 2 and len(lines) == 1
 
 
 # --- measurements ---
@@ -292,6 +326,12 @@ def test(llama, arguments):
     return None if good else 1
 
 
+def versions(llama, arguments):
+    good = [test_version(llama, version, arguments.jobs) for version in OTHERS]
+    print("passed" if all(good) else "FAILED")
+    return None if all(good) else 1
+
+
 def self_test():
     case = "FLASH_ATTN_EXT(hsk=64,nr23=[{},1],kv=512,nb={},type_K={},type_V=f16,n_kv_max={}): {}"
     text = "\n".join([case.format(1, 1, "f16", 0, "\x1b[1;32mOK\x1b[0m"), case.format(1, 1, "q5_1", 0, "not supported [Fovea]"),
@@ -305,7 +345,7 @@ def self_test():
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("command", nargs="?", choices=("test", "bench"))
+    parser.add_argument("command", nargs="?", choices=("test", "bench", "versions"))
     parser.add_argument("--build", type=pathlib.Path, default=ROOT / "build" / "llama")
     parser.add_argument("--jobs", default=str(os.cpu_count()))
     parser.add_argument("--long", action="store_true")
@@ -320,7 +360,7 @@ def main():
     if arguments.self_test:
         return self_test()
     if arguments.command is None:
-        parser.error("give test or bench")
+        parser.error("give test, bench or versions")
     if not set(arguments.parts) <= set(PARTS):
         parser.error(f"--parts are some of {','.join(PARTS)}")
     if arguments.chunks < 2:
@@ -329,7 +369,7 @@ def main():
     llama.fetch()
     llama.build("ggml", "ggml-cpu", "llama", "test-backend-ops", "llama-bench", "llama-perplexity", jobs=arguments.jobs)
     llama.build_fovea(arguments.jobs)
-    return (bench if arguments.command == "bench" else test)(llama, arguments)
+    return {"test": test, "bench": bench, "versions": versions}[arguments.command](llama, arguments)
 
 
 if __name__ == "__main__":
