@@ -59,7 +59,8 @@ class Row:
 
     def command(self, program: Path, args: argparse.Namespace) -> list[str]:
         sizes = {"batch": 1, "seqlen": 1, "seqlen-k": KEYS, "heads": HEADS_KV * self.group, "heads-kv": HEADS_KV, "head-dim": HEAD_DIM}
-        what = {"dtype": self.dtype, "cache-dtype": self.cache, "page": self.page, "layout": self.layout, "caches": self.caches(args), "seconds": args.min_time}
+        what = {"dtype": self.dtype, "cache-dtype": self.cache, "page": self.page, "layout": self.layout, "caches": self.caches(args)}
+        what["seconds"] = args.min_time
         command = [str(program), "bench", "--decode", "--json"]
         for option, value in (sizes | what).items():
             command += [f"--{option}", str(value)]
