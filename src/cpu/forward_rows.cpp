@@ -1,12 +1,13 @@
 // Few query rows, at the speed of memory: each element of K and V is read once.
 //
 //   for each step of keys, for each key head that goes through the keys with others
-//     S = Q K^T           while the values of the step are on their way from memory
+//     S = Q K^T                   while rows of V are on their way from memory
 //     P = exp2(factor * S - m)
-//     O = O * alpha + P V   while the keys of the next step are
+//     O = O * alpha + P V         while rows of K are
 //
-// Few instructions a key let it be: dot products along the head size where rows are few for their type, else products of tiles, where
-// the table has them.
+// Few instructions a key let it be: dot products along the head size where rows are few for their type, which fetch the values of this step and
+// the keys of the next one; else products of tiles, where the table has them. All three operations on tiles fetch the next step, so that lines come at
+// an even pace.
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -145,11 +146,11 @@ class StepRows {
     const int64_t n = range.size();
     n_ = n;
     const int64_t bytes = size_of(keys.type()), stride = keys.stride() * bytes, row_bytes = size * bytes;
-    const bool one_run = keys.run(range.begin, n) == n;
+    one_run_ = keys.run(range.begin, n) == n;
     const char* const first = keys.row(range.begin);
     for (int64_t x = 0; x < n; x += kGroupRows) {
       const int64_t j = range.begin + x, count = std::min(kGroupRows, n - x);
-      if (one_run) {
+      if (one_run_) {
         groups_[x / kGroupRows] = {first + x * stride, stride};
       } else if (keys.run(j, count) == count) {
         groups_[x / kGroupRows] = {keys.row(j), stride};
@@ -162,10 +163,21 @@ class StepRows {
     }
   }
   TileRows rows(int64_t size, DType type) const { return {groups_, n_, size, type}; }
-  TilesAhead ahead(int64_t size, DType type) const { return {groups_, n_, size * size_of(type)}; }
+  /// Whether all of them lie evenly, and few in a page.
+  bool far_apart() const { return one_run_ && groups_[0].stride * kGroupRows > kPageBytes; }
+  int64_t size() const { return n_; }
+  /// Their groups as what is fetched, or all as one, `bytes` of each row; returns how many.
+  int64_t put_ahead(bool as_one, int64_t bytes, FetchGroup* to) const {
+    const int64_t count = as_one ? 1 : ceil_div(n_, kGroupRows);
+    for (int64_t x = 0; x < count; ++x) to[x] = {groups_[x], bytes};
+    return count;
+  }
 
  private:
+  static constexpr int64_t kPageBytes = 4096;
+
   int64_t n_ = 0;
+  bool one_run_ = false;
   RowGroup groups_[kBlockKeys / kGroupRows];
 };
 
@@ -217,7 +229,9 @@ class RowPass {
   /// come faster in the order in which they lie.
   bool fetches_in_turn() const { return bytes() > 1; }
   RowStep step_from(int64_t j, int64_t head) const;
-  void find_keys(const RowStep& step, int which);
+  void find_rows(const RowStep& step, int which);
+  void look_ahead(int which);
+  void stage_queries(Work& work) const;
   void dots_of(const RowStep& step, const FewRows& q, const uint32_t* tiles, bool with_values,
                float* scores) const;
   bool dots_as_rows(const RowStep& step, const uint32_t* tiles, bool with_values, float* scores) const;
@@ -237,9 +251,10 @@ class RowPass {
   tile::Range seen_;
   std::optional<Work> work_[kMostRowHeads];
   std::optional<Tiles> tiles_;
-  StepRows keys_[2], values_;  ///< for tiles: the keys of this step and of the next one
-  int now_ = 0;                ///< this one's
-  TilesAhead next_keys_;
+  StepRows keys_[2], values_[2];  ///< for tiles: those of this step and of the next one
+  int now_ = 0;                   ///< this one's
+  FetchGroup groups_ahead_[2 * kBlockKeys / kGroupRows];
+  mutable TilesAhead ahead_;  ///< the rows of the next step
   bool whole_tiles_ = false;  ///< tile_scores() are those of all rows and keys of this step
   bool weighed_ = false;      ///< weights_ are those of this step
   alignas(64) uint32_t weights_[kTileWeightWords];
@@ -261,7 +276,6 @@ RowPass::RowPass(const Staging& staging, const ScoreTerms& terms, SeenBlocks& bl
     const RowHead& head = *heads[x];
     float* memory = t_.row_heads + static_cast<int64_t>(x) * head_size;
     float* o = memory + row_query_floats(s_, rows());
-    auto* tiles = reinterpret_cast<uint32_t*>(o + result_rows * ld_o);
     std::fill_n(o, result_rows * ld_o, 0.0f);
     head.out.reset_sums();
     work_[x].emplace(Work{{s_, head.group, terms, head.lanes, head.out, t_, o, ld_o},
@@ -270,16 +284,19 @@ RowPass::RowPass(const Staging& staging, const ScoreTerms& terms, SeenBlocks& bl
                           head.group.key_rows(Role::kV),
                           nullptr,
                           nullptr});
-    if (!tiles_) continue;
-    Work& work = *work_[x];
-    work.problem.second_row = s_.ops->tile_second_row(rows(), s_.type);
-    const RowQueries& q = work.queries;
-    uint32_t* value_tiles = tiles + tile_query_words(s_.d);
-    if (s_.ops->tile_queries(q.q.rows, q.q.ld, rows(), s_.d, s_.type, s_.key_type, tiles)) work.tiles = tiles;
-    if (q.qv.rows != nullptr &&
-        s_.ops->tile_queries(q.qv.rows, q.qv.ld, rows(), s_.d_v, s_.type, s_.key_type, value_tiles)) {
-      work.value_tiles = value_tiles;
-    }
+  }
+}
+
+/// The queries of a head as operands of tiles.
+void RowPass::stage_queries(Work& work) const {
+  auto* tiles = reinterpret_cast<uint32_t*>(work.problem.o + kTileQueries * work.problem.ld_o);
+  uint32_t* value_tiles = tiles + tile_query_words(s_.d);
+  work.problem.second_row = s_.ops->tile_second_row(rows(), s_.type);
+  const RowQueries& q = work.queries;
+  if (s_.ops->tile_queries(q.q.rows, q.q.ld, rows(), s_.d, s_.type, s_.key_type, tiles)) work.tiles = tiles;
+  if (q.qv.rows != nullptr &&
+      s_.ops->tile_queries(q.qv.rows, q.qv.ld, rows(), s_.d_v, s_.type, s_.key_type, value_tiles)) {
+    work.value_tiles = value_tiles;
   }
 }
 
@@ -299,9 +316,20 @@ RowStep RowPass::step_from(int64_t j, int64_t head) const {
   }
 }
 
+/// The rows of the first step come while queries are staged.
 RowStep RowPass::first() {
   const RowStep step = step_from(seen_.begin, 0);
-  if (tiles_) find_keys(step, now_);
+  if (!tiles_) return step;
+  find_rows(step, now_);
+  look_ahead(now_);
+  constexpr int64_t kLine = 64;
+  for (int64_t r = 0; r < ahead_.rows; ++r) {
+    for (int64_t x = 0; x < ahead_.count; ++x) {
+      const char* row = groups_ahead_[x].rows.row(r);
+      for (int64_t c = 0; c < groups_ahead_[x].bytes; c += kLine) __builtin_prefetch(row + c, 0, 2);
+    }
+  }
+  for (size_t x = 0; x < heads_.size(); ++x) stage_queries(*work_[x]);
   return step;
 }
 
@@ -311,22 +339,33 @@ RowStep RowPass::behind(const RowStep& step) {
       last ? step_from(step.block.keys.end, 0) : step_from(step.block.keys.begin, step.head + 1);
   if (tiles_) {
     s_.ops->tile_awake();
-    find_keys(next, now_ ^ 1);
-    next_keys_ = keys_[now_ ^ 1].ahead(s_.d, s_.key_type);
+    find_rows(next, now_ ^ 1);
+    look_ahead(now_ ^ 1);
   }
   return next;
 }
 
-void RowPass::find_keys(const RowStep& step, int which) {
+void RowPass::find_rows(const RowStep& step, int which) {
   keys_[which].find(at(step).keys, step.block.keys, s_.d, t_.step_keys[which]);
+  values_[which].find(at(step).values, step.block.keys, s_.d_v, t_.step_values[which]);
 }
 
-/// Products as tiles leave them; those with k fetch v.
+/// Those rows are what is fetched from now on.
+void RowPass::look_ahead(int which) {
+  const StepRows &keys = keys_[which], &values = values_[which];
+  ahead_ = {};
+  if (keys.size() == 0) return;  // no step comes
+  const bool in_order = keys.far_apart() && values.far_apart();
+  int64_t count = keys.put_ahead(in_order, s_.d * bytes(), groups_ahead_);
+  count += values.put_ahead(in_order, s_.d_v * bytes(), groups_ahead_ + count);
+  ahead_ = {groups_ahead_, count, in_order ? keys.size() : kGroupRows};
+}
+
+/// Products as tiles leave them.
 void RowPass::tile_dots(const uint32_t* tiles, bool with_values) const {
   const TileRows rows_of =
-      with_values ? values_.rows(s_.d_v, s_.key_type) : keys_[now_].rows(s_.d, s_.key_type);
-  TilesAhead ahead = with_values ? TilesAhead{} : values_.ahead(s_.d_v, s_.key_type);
-  s_.ops->tile_dots(tiles, rows(), s_.type, rows_of, tile_scores(), ahead);
+      with_values ? values_[now_].rows(s_.d_v, s_.key_type) : keys_[now_].rows(s_.d, s_.key_type);
+  s_.ops->tile_dots(tiles, rows(), s_.type, rows_of, tile_scores(), ahead_);
 }
 
 bool RowPass::dots_as_rows(const RowStep& step, const uint32_t* tiles, bool with_values,
@@ -359,10 +398,7 @@ void RowPass::dots_of(const RowStep& step, const FewRows& q, const uint32_t* til
 
 /// The scores of a step: as tiles leave them, where those are all.
 void RowPass::dots(const RowStep& step) {
-  if (tiles_) {
-    values_.find(at(step).values, step.block.keys, s_.d_v, t_.step_values);
-    s_.ops->tile_awake();
-  }
+  if (tiles_) s_.ops->tile_awake();
   whole_tiles_ = takes_whole_tiles(step);
   if (whole_tiles_)
     tile_dots(at(step).tiles, false);
@@ -384,8 +420,8 @@ void RowPass::scores_as_rows(const RowStep& step) const {
 bool RowPass::takes_whole_tiles(const RowStep& step) const {
   const Work& work = at(step);
   const RowBlock& block = step.block;
-  if (work.tiles == nullptr || rows() <= kFewTileRows || block.keys.size() % kTileStep != 0 ||
-      work.queries.qv.rows != nullptr)
+  if (work.tiles == nullptr || rows() <= kFewTileRows ||
+      block.keys.size() % kTileStep != 0 || work.queries.qv.rows != nullptr)
     return false;
   const RowProblem& a = work.problem;
   if (a.terms.programs.program_of(block.seen) != nullptr) return false;
@@ -400,7 +436,7 @@ bool RowPass::weigh_tiles(const RowStep& step) {
   const RowProblem& a = at(step).problem;
   return s_.ops->tile_weigh(tile_scores(), step.block.keys.size(), rows(), s_.type, s_.key_type,
                             a.terms.factor_of(a.group), {a.out.row_max, a.out.row_sum, a.o, a.ld_o}, weights_,
-                            next_keys_);
+                            ahead_);
 }
 
 /// Turns the scores of a step into weights. True where its values are added, too: one by one, as some are not finite and some
@@ -454,8 +490,8 @@ void RowPass::sums(const RowStep& step, const RowStep& next) {
   const int64_t ld_o = work.problem.ld_o;
   int64_t done = 0;  // columns
   if (work.tiles != nullptr) {
-    done =
-        s_.ops->tile_sums(weights_, rows(), s_.type, values_.rows(s_.d_v, s_.key_type), o, ld_o, next_keys_);
+    done = s_.ops->tile_sums(weights_, rows(), s_.type, values_[now_].rows(s_.d_v, s_.key_type), o, ld_o,
+                             ahead_);
     if (done == s_.d_v) return;
     if (weighed_) weights_as_rows(step);
     turn_columns(work, false);
@@ -501,8 +537,8 @@ namespace {
 
 void run(RowPass& pass) {
   for (RowStep step = pass.first(); !pass.ends(step);) {
-    pass.dots(step);
     const RowStep next = pass.behind(step);
+    pass.dots(step);
     const bool added = pass.weigh(step);
     if (!added) pass.sums(step, next);
     step = next;

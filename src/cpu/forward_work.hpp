@@ -260,7 +260,7 @@ struct ThreadScratch {
       *part_rows;               ///< of parts: of each panel, of a block, and rows of V on their way
   float* row_block;             ///< of a step whose queries are rows
   char *key_rows, *value_rows;  ///< of a block whose rows lie in several pages, or have a type of their own
-  char *step_keys[2], *step_values;  ///< of this step of few rows on tiles and of the next one, the same
+  char *step_keys[2], *step_values[2];  ///< of this step of few rows on tiles and of the next one, the same
   PairScratch pairs;
 
   ThreadScratch(Scratch& memory, const AttentionProblem& p, const Staging& s, const Schedule& schedule,
@@ -300,7 +300,7 @@ struct ThreadScratch {
     const bool paged_rows = schedule.row_path && s.ops->tile_dots != nullptr && p.has(Role::kPageTable);
     const int64_t step = paged_rows ? row_step_keys(p) * size_of(s.key_type) : 0;
     for (char*& keys_of_step : step_keys) keys_of_step = memory.take<char>(step * s.d);
-    step_values = memory.take<char>(step * s.d_v);
+    for (char*& values_of_step : step_values) values_of_step = memory.take<char>(step * s.d_v);
     // Rows on their way into a panel or out of one.
     rows = memory.take<float>(std::max({kPanel * s.padded_dv, 4 * (s.words_d + 16), 4 * s.words_qv}));
     row_heads = memory.take<float>(schedule.row_path ? schedule.heads * row_head_size(s, schedule.rows) : 0);

@@ -79,12 +79,18 @@ struct TileRows {
   int64_t size;
   DType type;
 };
-/// The first `bytes` of n rows that will be read soon: those from row `next` on have not been fetched.
+/// Rows that lie evenly and will be read soon: the first `bytes` of each.
+struct FetchGroup {
+  RowGroup rows;
+  int64_t bytes;
+};
+/// What will be read soon: `rows` rows of `count` groups, one of each in turn; and how far it has been fetched: in row `row` of group `group` up
+/// to `at`.
 struct TilesAhead {
-  const RowGroup* groups = nullptr;
-  int64_t n = 0;
-  int64_t bytes = 0;
-  int64_t next = 0;
+  const FetchGroup* groups = nullptr;
+  int64_t count = 0, rows = 0;
+  int64_t row = 0, group = 0;
+  const char *at = nullptr, *end = nullptr;  ///< the same: at the beginning of that row
 };
 /// n rows of `bytes` that will be read soon.
 struct FetchRows {
@@ -375,7 +381,7 @@ struct Ops {
   void (*tile_weights)(const float* p, int64_t ldp, int64_t n, int64_t num_p, DType query_type,
                        DType value_type, uint32_t* weights);
   /// row_sums() of up to 128 keys; o has kTileQueries rows of tile_row_size(), in which columns lie as tiles have them. Returns to how many
-  /// columns it added: all but where values are not finite.
+  /// columns it added: all but where values are not finite. tile_dots() and tile_weigh() fetch some lines of `ahead`, this all that are left.
   int64_t (*tile_sums)(const uint32_t* weights, int64_t num_p, DType query_type, const TileRows& values,
                        float* o, int64_t ldo, TilesAhead& ahead);
   /// Copies a row of `size` of such columns of values of `type`, in tile_row_size() floats, to one in their order; `to_tiles`: the reverse.

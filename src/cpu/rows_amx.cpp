@@ -152,7 +152,7 @@ FOVEA_AMX_ROWS void dots_of(const uint32_t* queries, const TileRows& k, float* s
   constexpr int kQuarter = static_cast<int>(kKeyProducts<kType, kQueryParts>.size()) / 4;
   alignas(64) uint32_t buffers[2][kParts * 2 * kKeys * kTile];
   RowUnit<kType> next{k};
-  Fetch<false> fetch(ahead);
+  Fetch fetch(ahead);
   next.look();
   for (int64_t i = 0; i < kKeys; i += kKeys / 4) {
     put_keys(next, i, buffers[0], fetch);
@@ -229,16 +229,19 @@ struct UnitInPlace {
   }
 };
 
-/// What is fetched beside a quarter of a unit.
-FOVEA_AMX_ROWS_INLINE void fetch_quarter(Fetch<true>& fetch) {
-#pragma GCC unroll 8
-  for (int64_t i = 0; i < kKeys / 4; ++i) fetch.lines<RowUnit<DType::kBF16>::kLines>();
+/// What is fetched beside a quarter of a unit of K, of V and beside weights is as much as each of them takes of the time: products with K wait for
+/// tile loads, and longer the more lines are on their way; those with V are twice as many.
+constexpr int kPairsBesideKeys = 2, kPairsBesideValues = 10;
+template <int kPairs>
+FOVEA_AMX_ROWS_INLINE void fetch_pairs(Fetch& fetch) {
+#pragma GCC unroll 10
+  for (int i = 0; i < kPairs; ++i) fetch.lines<2>();
 }
 
 /// Rows of K come from the second-level cache once, past the first (TILELOADDT1), which has room for what comes again.
 FOVEA_AMX_ROWS void dots_in_place(const uint32_t* queries, const TileRows& k, float* s, TilesAhead& ahead) {
   UnitInPlace at(k);
-  Fetch<true> fetch(ahead);
+  Fetch fetch(ahead);
   int64_t &j = at.unit.j, &g = at.unit.g;
   for (; j < k.n; j += kKeys) {
     _tile_zero(0);
@@ -251,17 +254,17 @@ FOVEA_AMX_ROWS void dots_in_place(const uint32_t* queries, const TileRows& k, fl
       const uint32_t* of = queries + g * 2 * kTileWords;
       _tile_loadd(6, of, 64);
       _tile_stream_loadd(4, upper.first, upper_stride);
-      fetch_quarter(fetch);
+      fetch_pairs<kPairsBesideKeys>(fetch);
       _tile_dpbf16ps(0, 4, 6);
       _tile_stream_loadd(5, lower.first, lower_stride);
-      fetch_quarter(fetch);
+      fetch_pairs<kPairsBesideKeys>(fetch);
       _tile_dpbf16ps(1, 5, 6);
       _tile_loadd(7, of + kTileWords, 64);
       _tile_stream_loadd(4, upper.first + 64, upper_stride);
-      fetch_quarter(fetch);
+      fetch_pairs<kPairsBesideKeys>(fetch);
       _tile_dpbf16ps(0, 4, 7);
       _tile_stream_loadd(5, lower.first + 64, lower_stride);
-      fetch_quarter(fetch);
+      fetch_pairs<kPairsBesideKeys>(fetch);
       _tile_dpbf16ps(1, 5, 7);
     }
     _tile_stored(0, s + j * kTile, 64);
@@ -275,7 +278,7 @@ FOVEA_AMX_ROWS int64_t sums_in_place(const uint32_t* weights, const TileRows& v,
                                      TilesAhead& ahead) {
   const auto bytes = static_cast<size_t>(ldo * 4);
   UnitInPlace at(v);
-  Fetch<true> fetch(ahead);
+  Fetch fetch(ahead);
   int64_t &j = at.unit.j, &g = at.unit.g;
   for (; g < at.unit.steps; ++g, o += kElements) {
     _tile_loadd(0, o, bytes);
@@ -290,12 +293,12 @@ FOVEA_AMX_ROWS int64_t sums_in_place(const uint32_t* weights, const TileRows& v,
         const auto stride = static_cast<size_t>(at.rows[x].stride);
         _tile_loadd(4, p, 64);
         _tile_stream_loadd(6, row, stride);
-        fetch_quarter(fetch);
+        fetch_pairs<kPairsBesideValues>(fetch);
         _tile_dpbf16ps(0, 4, 6);
         _tile_loadd(5, p + kTileWords, 64);
         _tile_dpbf16ps(1, 5, 6);
         _tile_stream_loadd(7, row + 64, stride);
-        fetch_quarter(fetch);
+        fetch_pairs<kPairsBesideValues>(fetch);
         _tile_dpbf16ps(2, 4, 7);
         _tile_dpbf16ps(3, 5, 7);
       }
@@ -305,6 +308,7 @@ FOVEA_AMX_ROWS int64_t sums_in_place(const uint32_t* weights, const TileRows& v,
     _tile_stored(2, o + 2 * kTile, bytes);
     _tile_stored(3, o + 3 * kTile, bytes);
   }
+  fetch.rest();
   return v.size;
 }
 
@@ -329,7 +333,7 @@ FOVEA_AMX_ROWS int64_t sums_of(const uint32_t* weights, const TileRows& v, float
   const auto bytes = static_cast<size_t>(ldo * 4);
   alignas(64) uint32_t buffers[2][kParts * 4 * kTileWords];
   RowUnit<kType> next{v};
-  Fetch<false> fetch(ahead);
+  Fetch fetch(ahead);
   next.look();
   __m512 left = _mm512_setzero_ps();
   for (int64_t i = 0; i < kTile; i += kTile / 4) {
@@ -373,6 +377,7 @@ FOVEA_AMX_ROWS int64_t sums_of(const uint32_t* weights, const TileRows& v, float
   _tile_stored(1, last + kTile, bytes);
   _tile_stored(2, last + 2 * kTile, bytes);
   _tile_stored(3, last + 3 * kTile, bytes);
+  fetch.rest();
   return v.size;
 }
 #undef FOVEA_COLUMNS

@@ -69,15 +69,15 @@ class RowWeigher {
   /// Raises row_max, rescales older sums and adds to row_sum. False, and nothing is changed, where a score is NaN.
   FOVEA_AMX_ROWS bool weigh(int64_t num_q, const TileSums& sums, uint32_t* words, TilesAhead& ahead) {
     const __mmask16 exist = below<__mmask16>(num_q);
-    const __m512 old = load(exist, sums.row_max), raised = _mm512_max_ps(old, largest());
+    Fetch fetch(ahead);
+    const __m512 old = load(exist, sums.row_max), raised = _mm512_max_ps(old, largest(fetch));
     const __m512 subtract = _mm512_maskz_mov_ps(
         _mm512_cmp_ps_mask(raised, _mm512_set1_ps(-std::numeric_limits<float>::infinity()), _CMP_NEQ_UQ),
         raised);
     offset_ = _mm512_sub_ps(_mm512_set1_ps(0.5f), subtract);
     __m512 sum = _mm512_setzero_ps();
-    Lines fetch(ahead);
     for (int64_t j = 0; j < n_; j += kKeys) {
-      if (j % kAwakeKeys == 0) stay_awake();
+      stay_awake();  // after 50 to 150 ns, and more where lines are waited for
       put(s_ + j * kTile, words + j / kKeys * weight_tiles<kType>(kWordParts) * kTileWords, sum, fetch);
     }
     if (_mm512_mask_cmp_ps_mask(lanes_of(exist), sum, sum, _CMP_UNORD_Q) != 0) return false;
@@ -94,9 +94,9 @@ class RowWeigher {
   }
 
  private:
-  using Lines = Fetch<kType == DType::kBF16>;
   static constexpr int kWordParts = kSide ? 1 : kParts;  // tiles of 32 keys
-  static constexpr int64_t kAwakeKeys = 2 * kKeys;       // 100 to 150 ns
+  // Of other types, operations have more vectors than lines to wait for.
+  static constexpr bool kFetches = kType == DType::kBF16;
 
   static __mmask16 lanes_of(__mmask16 exist) {
     return kSide ? static_cast<__mmask16>(exist | exist << kSideQueries) : exist;
@@ -120,13 +120,14 @@ class RowWeigher {
 
   /// The largest score of each lane, times the factor. kSide: they are replaced by those of keys w and w + 16 side by side, parts
   /// added up.
-  FOVEA_AMX_ROWS_INLINE __m512 largest() {
+  FOVEA_AMX_ROWS_INLINE __m512 largest(Fetch& fetch) {
     const __m512 lowest = _mm512_set1_ps(-std::numeric_limits<float>::infinity());
     __m512 most[4] = {lowest, lowest, lowest, lowest};
     for (int64_t j = 0; j < n_; j += kSide ? kKeys : kTile) {
       float* s = s_ + j * kTile;
 #pragma GCC unroll 16
       for (int64_t w = 0; w < kTile; ++w, s += kTile) {
+        if (kFetches && w % (kSide ? 1 : 2) == 0) fetch.lines<2>();
         __m512 score = _mm512_loadu_ps(s);
         if constexpr (kSide) {
           const __m512 behind = _mm512_loadu_ps(s + kTileWords);
@@ -148,13 +149,12 @@ class RowWeigher {
   }
 
   /// Weights of 32 keys.
-  FOVEA_AMX_ROWS_INLINE void put(const float* s, uint32_t* words, __m512& sum, Lines& fetch) const {
+  FOVEA_AMX_ROWS_INLINE void put(const float* s, uint32_t* words, __m512& sum, Fetch& fetch) const {
     alignas(64) uint32_t lanes[kWordParts][kTileWords];
     __m512 left = _mm512_setzero_ps();
 #pragma GCC unroll 16
     for (int64_t w = 0; w < kTile; ++w) {
-      // Of other types, operations have more vectors than lines to wait for.
-      if constexpr (kType == DType::kBF16) fetch.template lines<2>();
+      if (kFetches) fetch.lines<2>();
       __m512 first = weight(s + w * kTile);
       if constexpr (kSide) {
         sum = _mm512_add_ps(sum, first);
