@@ -9,6 +9,7 @@
 // the keys of the next one; else products of tiles, where the table has them. All three operations on tiles fetch the next step, so that lines come at
 // an even pace.
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <cstring>
 #include <limits>
@@ -547,13 +548,15 @@ void run(RowPass& pass) {
   pass.write();
 }
 
+/// By their bits: compilers make vectors of integers, of comparisons of floats they do not.
 bool any_nan(const Staging& s, const RowHead& head) {
-  bool nan = false;
+  int32_t largest = 0;
   for (int64_t r = 0; r < head.lanes.count; ++r) {
     const float* o = head.out.o + r * s.padded_dv;
-    for (int64_t c = 0; c < s.d_v; ++c) nan |= o[c] != o[c];
+    for (int64_t c = 0; c < s.d_v; ++c)
+      largest = std::max(largest, std::bit_cast<int32_t>(o[c]) & std::numeric_limits<int32_t>::max());
   }
-  return nan;
+  return largest > std::bit_cast<int32_t>(std::numeric_limits<float>::infinity());
 }
 
 }  // namespace
