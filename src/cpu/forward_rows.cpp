@@ -112,8 +112,12 @@ void add_rows_exactly(const RowProblem& a, const MatrixView& values, DType type,
 
 namespace {
 
-constexpr int64_t kTileStep = 32;    // keys of a step of Ops::tile_weigh()
-constexpr int64_t kFewTileRows = 4;  // weighed one by one in less time than that takes
+constexpr int64_t kTileStep = 32;  // keys of a step of Ops::tile_weigh()
+
+/// From so many rows on that takes less time than to weigh them one by one. Beside bfloat16 it fetches lines, too.
+int64_t least_weighed_rows(DType key_type) {
+  return key_type == DType::kBF16 ? 1 : 4;
+}
 
 // From so many rows on products of tiles take less time than dot products. Those grow with the rows: a row and key of 128 elements take
 // 4 ns, 19 the first where the elements have 8 bits. Tiles multiply 16 rows at once, and take 12 to 28 ns.
@@ -421,7 +425,7 @@ void RowPass::scores_as_rows(const RowStep& step) const {
 bool RowPass::takes_whole_tiles(const RowStep& step) const {
   const Work& work = at(step);
   const RowBlock& block = step.block;
-  if (work.tiles == nullptr || rows() <= kFewTileRows ||
+  if (work.tiles == nullptr || rows() < least_weighed_rows(s_.key_type) ||
       block.keys.size() % kTileStep != 0 || work.queries.qv.rows != nullptr)
     return false;
   const RowProblem& a = work.problem;
