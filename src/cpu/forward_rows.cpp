@@ -150,6 +150,7 @@ class StepRows {
   void find(const KeyRows& keys, const tile::Range& range, int64_t size, char* buffer) {
     const int64_t n = range.size();
     n_ = n;
+    if (n == 0) return;  // behind the last key there may be no page
     const int64_t bytes = size_of(keys.type()), stride = keys.stride() * bytes, row_bytes = size * bytes;
     one_run_ = keys.run(range.begin, n) == n;
     const char* const first = keys.row(range.begin);
