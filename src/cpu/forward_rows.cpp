@@ -356,7 +356,8 @@ void RowPass::find_rows(const RowStep& step, int which) {
   values_[which].find(at(step).values, step.block.keys, s_.d_v, t_.step_values[which]);
 }
 
-/// Those rows are what is fetched from now on.
+/// Those rows are what is fetched from now on: groups in turn, which are pages of their own, or rows of which a page has few in the order of
+/// memory, so that fewer pages are looked up at a time.
 void RowPass::look_ahead(int which) {
   const StepRows &keys = keys_[which], &values = values_[which];
   ahead_ = {};
