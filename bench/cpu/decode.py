@@ -122,14 +122,25 @@ def machine() -> dict[str, Any]:
     }
 
 
-def parse_arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def add_row_arguments(parser: argparse.ArgumentParser) -> None:
+    """Which rows, and how they run."""
     parser.add_argument("--rows", default="", metavar="TEXT", help="only rows whose name contains TEXT (or TEXT,TEXT)")
     parser.add_argument("--groups", default=",".join(map(str, GROUPS)), help="query heads of a key head (1,4,8,16)")
-    parser.add_argument("--min-time", type=float, default=0.5, metavar="S", help="seconds a row, both sides (0.5)")
     parser.add_argument("--threads", type=int, default=0, help="threads of both sides (all cores)")
     parser.add_argument("--from-memory", action="store_true", help="caches in turn, together twice the size of the last-level cache")
     parser.add_argument("--backend", help="this backend of ours and not the first that can")
+
+
+def chosen_rows(args: argparse.Namespace) -> list[Row]:
+    groups = [int(text) for text in args.groups.split(",")]
+    grid = [Row(dtype, cache, layout, page, group) for dtype, cache in TYPES for layout, page in FORMS for group in groups]
+    return [row for row in grid if any(text in row.name for text in args.rows.split(","))]
+
+
+def parse_arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add_row_arguments(parser)
+    parser.add_argument("--min-time", type=float, default=0.5, metavar="S", help="seconds a row, both sides (0.5)")
     parser.add_argument("--json", metavar="PATH", help="write the results; 'auto' names a file in bench/results/decode")
     parser.add_argument("--merge", action="store_true", help="keep the other rows of an existing file, of the same machine and sources")
     parser.add_argument("--fovea", type=Path, metavar="PATH", help="the program fovea")
@@ -170,12 +181,8 @@ def main() -> int:
     program = find("fovea", args.fovea)
     if program is None:
         sys.exit("decode.py: no program fovea here; build the target fovea_cli, or give --fovea")
-    groups = [int(text) for text in args.groups.split(",")]
-    grid = [Row(dtype, cache, layout, page, group) for dtype, cache in TYPES for layout, page in FORMS for group in groups]
     rows, target = [], None
-    for row in grid:
-        if not any(text in row.name for text in args.rows.split(",")):
-            continue
+    for row in chosen_rows(args):
         result = quietest(lambda: measure(row, program, args))  # noqa: B023
         rows.append(result)
         disturbed = "  disturbed by others" if result["others"] > QUIET else ""

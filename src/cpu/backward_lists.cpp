@@ -349,21 +349,22 @@ void ListBackward::query_by_rows(const Problem& a, const ListScratch& t, int64_t
   }
   std::fill_n(t.dq, rows * ld, 0.0f);
   ListReader list(a.group, query);
+  RowsAhead none;  // rows are gathered
   for (int64_t n; (n = list.read(t.positions, kBlockKeys)) > 0;) {
     const MatrixView keys = gather(a.group, Role::kK, s.d, t, n);
     const MatrixView values = gather(a.group, Role::kV, s.d_v, t, n);
-    ops.row_dots({t.q, ld, rows}, keys.data, s.type, s.d, n, s.d, t.scores, kBlockKeys, {});
-    ops.row_dots({t.d_o, ld_v, rows}, values.data, s.type, s.d_v, n, s.d_v, t.dp, kBlockKeys, {});
+    ops.row_dots({t.q, ld, rows}, keys.data, s.type, s.d, n, s.d, t.scores, kBlockKeys, none);
+    ops.row_dots({t.d_o, ld_v, rows}, values.data, s.type, s.d_v, n, s.d_v, t.dp, kBlockKeys, none);
     weigh_rows(a, t, first_row, rows, n);
-    ops.row_sums(t.dp, kBlockKeys, rows, keys.data, s.type, s.d, n, s.d, t.dq, ld, {});
+    ops.row_sums(t.dp, kBlockKeys, rows, keys.data, s.type, s.d, n, s.d, t.dq, ld, none);
     for (int64_t j = 0; j < std::min(kAhead, n); ++j) sums.fetch(t.positions[j]);
     for (int64_t j = 0; j < n; ++j) {
       if (j + kAhead < n) sums.fetch(t.positions[j + kAhead]);
       const int64_t key = t.positions[j];
       ops.row_sums(t.ds_by_key + j * rows, rows, 1, t.q, DType::kF32, ld, rows, s.d, sums.dk + key * ld, ld,
-                   {});
+                   none);
       ops.row_sums(t.p_by_key + j * rows, rows, 1, t.d_o, DType::kF32, ld_v, rows, s.d_v,
-                   sums.dv + key * ld_v, ld_v, {});
+                   sums.dv + key * ld_v, ld_v, none);
     }
   }
   const auto scale = static_cast<float>(problem_.scale);

@@ -146,6 +146,7 @@ void ListForward::tile_forward(const Group& group, const ScoreTerms& terms, cons
   const int64_t panel_words = s.score_words() * kPanel;
   for (int64_t x = 0; x < panels; ++x) s.stage_queries(group, lanes[x], t.queries + x * panel_words, t.rows);
   ListReader list(group, query);
+  RowsAhead none;  // rows are gathered
   for (int64_t n; (n = list.read(t.positions, kBlockKeys)) > 0;) {
     const MatrixView keys = gather(group, Role::kK, s.d, t, n), values = gather(group, Role::kV, s.d_v, t, n);
     const KeyBlock block{s.stage_keys(keys, values, n, t.keys),
@@ -173,19 +174,20 @@ void ListForward::rows_forward(const Group& group, const ScoreTerms& terms, cons
   std::fill_n(o, rows * ld_o, 0.0f);
   const RowQueries queries(s, group, lanes, s.type, t.q);
   ListReader list(group, query);
+  RowsAhead none;  // rows are gathered
   for (int64_t n; (n = list.read(t.positions, kBlockKeys)) > 0;) {
     const MatrixView keys = gather(group, Role::kK, s.d, t, n), values = gather(group, Role::kV, s.d_v, t, n);
-    ops.row_dots(queries.q, keys.data, s.type, s.d, n, s.d, t.scores, kBlockKeys, {});
+    ops.row_dots(queries.q, keys.data, s.type, s.d, n, s.d, t.scores, kBlockKeys, none);
     if (queries.qv.rows != nullptr) {
       float* products = t.scores + rows * kBlockKeys;
-      ops.row_dots(queries.qv, values.data, s.type, s.d_v, n, s.d_v, products, kBlockKeys, {});
+      ops.row_dots(queries.qv, values.data, s.type, s.d_v, n, s.d_v, products, kBlockKeys, none);
       add_value_products(a, n, t.scores, products);
     }
     const bool masked = weigh_rows(a, {{0, n}, seen(), t.positions}, t.scores);
     if (masked && !all_finite(*s.ops, values, s.type, n, s.d_v)) {
       add_rows_exactly(a, values, s.type, n, t.scores);
     } else {
-      ops.row_sums(t.scores, kBlockKeys, rows, values.data, s.type, s.d_v, n, s.d_v, o, ld_o, {});
+      ops.row_sums(t.scores, kBlockKeys, rows, values.data, s.type, s.d_v, n, s.d_v, o, ld_o, none);
     }
   }
   for (int64_t r = 0; r < rows; ++r) {

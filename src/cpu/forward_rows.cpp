@@ -6,8 +6,8 @@
 //     O = O * alpha + P V         while rows of K are
 //
 // Few instructions a key let it be: dot products along the head size where rows are few for their type, which fetch the values of this step and
-// the keys of the next one; else products of tiles, where the table has them. All three operations on tiles fetch the next step, so that lines come at
-// an even pace.
+// the keys of the next one; else products of tiles, where the table has them. All three operations on tiles fetch the next step. Lines come at an
+// even pace either way.
 #include <algorithm>
 #include <bit>
 #include <cmath>
@@ -75,24 +75,25 @@ bool weigh_rows(const RowProblem& a, const RowBlock& block, float* row_scores, b
       scale_products(a.group, row_scores + r * kBlockKeys, n);
     ops.run_program(*program, in);
   }
-  for (int64_t r = 0; r < a.lanes.count; ++r) {
-    float* row = row_scores + r * kBlockKeys;
-    if (on_tiles) ops.tile_awake();
-    if (block.list == nullptr && (block.keys.begin < a.lanes.begin[r] || block.keys.end > a.lanes.end[r])) {
-      for (int64_t j = 0; j < n; ++j) {
-        const int64_t key = block.keys.begin + j;
-        if (key < a.lanes.begin[r] || key >= a.lanes.end[r]) row[j] = -std::numeric_limits<float>::infinity();
-      }
-      masked = true;
+  for (int64_t r = 0; r < a.lanes.count && block.list == nullptr; ++r) {
+    if (block.keys.begin >= a.lanes.begin[r] && block.keys.end <= a.lanes.end[r]) continue;
+    for (int64_t j = 0; j < n; ++j) {
+      const int64_t key = block.keys.begin + j;
+      if (key < a.lanes.begin[r] || key >= a.lanes.end[r])
+        row_scores[r * kBlockKeys + j] = -std::numeric_limits<float>::infinity();
     }
-    const float factor = a.terms.factor_of(a.group);
-    const float raised = std::max(a.out.row_max[r], ops.row_max(row, n) * factor);
-    const float subtract = raised == -std::numeric_limits<float>::infinity() ? 0.0f : raised;
-    const float alpha = raised == a.out.row_max[r] ? 1.0f : std::exp2(a.out.row_max[r] - subtract);
-    a.out.row_sum[r] = a.out.row_sum[r] * alpha + ops.row_exp2(row, n, factor, subtract);
-    a.out.row_max[r] = raised;
-    scale_row(a, r, alpha);
-    if (a.second_row != 0) scale_row(a, r + a.second_row, alpha);
+    masked = true;
+  }
+  for (int64_t r = 0; r < a.lanes.count; r += kWeighedRows) {
+    if (on_tiles) ops.tile_awake();
+    const int64_t count = std::min(kWeighedRows, a.lanes.count - r);
+    float alpha[kWeighedRows];
+    ops.row_softmax(row_scores + r * kBlockKeys, kBlockKeys, count, n, a.terms.factor_of(a.group),
+                    {a.out.row_max + r, a.out.row_sum + r, alpha});
+    for (int64_t i = 0; i < count; ++i) {
+      scale_row(a, r + i, alpha[i]);
+      if (a.second_row != 0) scale_row(a, r + i + a.second_row, alpha[i]);
+    }
   }
   return masked;
 }
@@ -142,49 +143,77 @@ bool all_finite(const KeyRows& values, const tile::Range& keys, const Staging& s
   return finite;
 }
 
-/// Where the rows of a step lie, for tiles.
+/// Where the rows of a step lie: groups of those of K, behind them those of V.
 class StepRows {
  public:
-  /// Rows of `size` elements, in groups that lie evenly: those of one that is in several pages are copied to `buffer`, which has room for a step.
-  /// A pointer for each row would take as long as its products.
-  void find(const KeyRows& keys, const tile::Range& range, int64_t size, char* buffer) {
-    const int64_t n = range.size();
-    n_ = n;
-    if (n == 0) return;  // behind the last key there may be no page
-    const int64_t bytes = size_of(keys.type()), stride = keys.stride() * bytes, row_bytes = size * bytes;
-    one_run_ = keys.run(range.begin, n) == n;
-    const char* const first = keys.row(range.begin);
-    for (int64_t x = 0; x < n; x += kGroupRows) {
-      const int64_t j = range.begin + x, count = std::min(kGroupRows, n - x);
-      if (one_run_) {
-        groups_[x / kGroupRows] = {first + x * stride, stride};
-      } else if (keys.run(j, count) == count) {
-        groups_[x / kGroupRows] = {keys.row(j), stride};
-      } else {
-        char* const to = buffer + x * row_bytes;
-        for (int64_t r = 0; r < count; ++r)
-          std::memcpy(to + r * row_bytes, keys.row(j + r), static_cast<size_t>(row_bytes));
-        groups_[x / kGroupRows] = {to, row_bytes};
-      }
-    }
+  /// What a step has of K or of V.
+  struct Part {
+    const KeyRows& rows;
+    int64_t size;  ///< elements of a row
+    char* buffer;
+  };
+
+  /// Rows of several pages in one group are copied to the part's buffer, which has room for a step; where that is null, the first stands for
+  /// all, which is enough to fetch. A pointer for each row would take as long as its products.
+  void find(const Part& keys, const Part& values, const tile::Range& range) {
+    n_ = range.size();
+    far_apart_ = n_ > 0;
+    in_order_ = size_of(keys.rows.type()) == 1;
+    if (n_ == 0) return;  // behind the last key there may be no page
+    find(keys, range, groups_);
+    find(values, range, groups_ + groups());
   }
-  TileRows rows(int64_t size, DType type) const { return {groups_, n_, size, type}; }
-  /// Whether all of them lie evenly, and few in a page.
-  bool far_apart() const { return one_run_ && groups_[0].stride * kGroupRows > kPageBytes; }
-  int64_t size() const { return n_; }
-  /// Their groups as what is fetched, or all as one, `bytes` of each row; returns how many.
-  int64_t put_ahead(bool as_one, int64_t bytes, FetchGroup* to) const {
-    const int64_t count = as_one ? 1 : ceil_div(n_, kGroupRows);
-    for (int64_t x = 0; x < count; ++x) to[x] = {groups_[x], bytes};
-    return count;
+  TileRows keys(int64_t size, DType type) const { return {groups_, n_, size, type}; }
+  TileRows values(int64_t size, DType type) const { return {groups_ + groups(), n_, size, type}; }
+  /// All of them: one of each group in turn, which are pages of their own, or, of which a page has few, in the order of memory, so that
+  /// fewer pages are looked up at a time.
+  RowsAhead ahead() const {
+    if (far_apart_) return {groups_, 2 * groups(), groups(), n_};
+    return {groups_, 2 * groups(), 1, n_ > 0 ? kGroupRows : 0};
   }
+  /// Those of K, or of V, alone.
+  RowsAhead keys_ahead() const { return part_ahead(groups_); }
+  RowsAhead values_ahead() const { return part_ahead(groups_ + groups()); }
 
  private:
   static constexpr int64_t kPageBytes = 4096;
 
+  int64_t groups() const { return ceil_div(n_, kGroupRows); }
+  RowsAhead part_ahead(const RowGroup* of) const {
+    if (n_ == 0) return {};
+    RowsAhead ahead{of, groups(), 1, kGroupRows};
+    if (in_order_) ahead = {of, groups(), groups(), n_};
+    ahead.lines = n_ * ceil_div(of[0].bytes, kLineBytes);
+    return ahead;
+  }
+  void find(const Part& part, const tile::Range& range, RowGroup* to) {
+    const KeyRows& rows = part.rows;
+    const int64_t bytes = size_of(rows.type()), stride = rows.stride() * bytes, row_bytes = part.size * bytes;
+    const bool one_run = rows.run(range.begin, n_) == n_;
+    far_apart_ = far_apart_ && one_run && stride * kGroupRows > kPageBytes;
+    in_order_ = in_order_ && one_run;
+    const char* const first = rows.row(range.begin);
+    for (int64_t x = 0; x < n_; x += kGroupRows, ++to) {
+      const int64_t j = range.begin + x, count = std::min(kGroupRows, n_ - x);
+      if (one_run) {
+        *to = {first + x * stride, stride, row_bytes};
+      } else if (rows.run(j, count) == count) {
+        *to = {rows.row(j), stride, row_bytes};
+      } else if (part.buffer == nullptr) {
+        *to = {rows.row(j), 0, row_bytes};
+      } else {
+        char* const copy = part.buffer + x * row_bytes;
+        for (int64_t r = 0; r < count; ++r)
+          std::memcpy(copy + r * row_bytes, rows.row(j + r), static_cast<size_t>(row_bytes));
+        *to = {copy, row_bytes, row_bytes};
+      }
+    }
+  }
+
   int64_t n_ = 0;
-  bool one_run_ = false;
-  RowGroup groups_[kBlockKeys / kGroupRows];
+  bool far_apart_ = false;  ///< all of them lie evenly, and few in a page
+  bool in_order_ = false;   ///< all of them lie evenly, and elements have 8 bits
+  RowGroup groups_[2 * kBlockKeys / kGroupRows];
 };
 
 /// While it lives, tiles have their shape.
@@ -217,7 +246,7 @@ class RowPass {
   void go_on() { now_ ^= 1; }
   void dots(const RowStep& step);
   bool weigh(const RowStep& step);
-  void sums(const RowStep& step, const RowStep& next);
+  void sums(const RowStep& step);
   void write() const;
 
  private:
@@ -231,21 +260,16 @@ class RowPass {
   const Work& at(const RowStep& step) const { return *work_[step.head]; }
   int64_t rows() const { return heads_[0]->lanes.count; }
   int64_t bytes() const { return size_of(s_.key_type); }
-  /// Where rows of a head are side by side, those of a step are four pages, whose look-ups overlap if each quarter has its turn. Elements of 8 bits
-  /// come faster in the order in which they lie.
-  bool fetches_in_turn() const { return bytes() > 1; }
   RowStep step_from(int64_t j, int64_t head) const;
   void find_rows(const RowStep& step, int which);
-  void look_ahead(int which);
   void stage_queries(Work& work) const;
-  void dots_of(const RowStep& step, const FewRows& q, const uint32_t* tiles, bool with_values,
-               float* scores) const;
-  bool dots_as_rows(const RowStep& step, const uint32_t* tiles, bool with_values, float* scores) const;
-  void tile_dots(const uint32_t* tiles, bool with_values) const;
-  void scores_as_rows(const RowStep& step) const;
+  void dots_of(const RowStep& step, const FewRows& q, const uint32_t* tiles, bool with_values, float* scores);
+  bool dots_as_rows(const RowStep& step, const uint32_t* tiles, bool with_values, float* scores);
+  void tile_dots(const uint32_t* tiles, bool with_values);
+  void scores_as_rows(const RowStep& step);
   bool takes_whole_tiles(const RowStep& step) const;
   bool weigh_tiles(const RowStep& step);
-  void weights_as_rows(const RowStep& step) const;
+  void weights_as_rows(const RowStep& step);
   void turn_columns(const Work& work, bool to_tiles) const;
   float* tile_scores() const { return t_.scores + 2 * kTileQueries * kBlockKeys; }
 
@@ -257,10 +281,9 @@ class RowPass {
   tile::Range seen_;
   std::optional<Work> work_[kMostRowHeads];
   std::optional<Tiles> tiles_;
-  StepRows keys_[2], values_[2];  ///< for tiles: those of this step and of the next one
-  int now_ = 0;                   ///< this one's
-  FetchGroup groups_ahead_[2 * kBlockKeys / kGroupRows];
-  mutable TilesAhead ahead_;  ///< the rows of the next step
+  StepRows step_rows_[2];     ///< those of this step and of the next one
+  int now_ = 0;               ///< this one's
+  RowsAhead ahead_;           ///< the rows of the next step
   bool whole_tiles_ = false;  ///< tile_scores() are those of all rows and keys of this step
   bool weighed_ = false;      ///< weights_ are those of this step
   alignas(64) uint32_t weights_[kTileWeightWords];
@@ -322,19 +345,13 @@ RowStep RowPass::step_from(int64_t j, int64_t head) const {
   }
 }
 
-/// The rows of the first step come while queries are staged.
+/// For tiles, the rows of the first step come while queries are staged.
 RowStep RowPass::first() {
   const RowStep step = step_from(seen_.begin, 0);
-  if (!tiles_) return step;
   find_rows(step, now_);
-  look_ahead(now_);
-  constexpr int64_t kLine = 64;
-  for (int64_t r = 0; r < ahead_.rows; ++r) {
-    for (int64_t x = 0; x < ahead_.count; ++x) {
-      const char* row = groups_ahead_[x].rows.row(r);
-      for (int64_t c = 0; c < groups_ahead_[x].bytes; c += kLine) __builtin_prefetch(row + c, 0, 2);
-    }
-  }
+  if (!tiles_) return step;
+  ahead_ = step_rows_[now_].ahead();
+  RowFetch(ahead_).rest();
   for (size_t x = 0; x < heads_.size(); ++x) stage_queries(*work_[x]);
   return step;
 }
@@ -343,61 +360,44 @@ RowStep RowPass::behind(const RowStep& step) {
   const bool last = step.head + 1 == static_cast<int64_t>(heads_.size());
   const RowStep next =
       last ? step_from(step.block.keys.end, 0) : step_from(step.block.keys.begin, step.head + 1);
-  if (tiles_) {
-    s_.ops->tile_awake();
-    find_rows(next, now_ ^ 1);
-    look_ahead(now_ ^ 1);
-  }
+  if (tiles_) s_.ops->tile_awake();
+  find_rows(next, now_ ^ 1);
+  ahead_ = step_rows_[now_ ^ 1].ahead();
   return next;
 }
 
 void RowPass::find_rows(const RowStep& step, int which) {
-  keys_[which].find(at(step).keys, step.block.keys, s_.d, t_.step_keys[which]);
-  values_[which].find(at(step).values, step.block.keys, s_.d_v, t_.step_values[which]);
-}
-
-/// Those rows are what is fetched from now on: groups in turn, which are pages of their own, or rows of which a page has few in the order of
-/// memory, so that fewer pages are looked up at a time.
-void RowPass::look_ahead(int which) {
-  const StepRows &keys = keys_[which], &values = values_[which];
-  ahead_ = {};
-  if (keys.size() == 0) return;  // no step comes
-  const bool in_order = keys.far_apart() && values.far_apart();
-  int64_t count = keys.put_ahead(in_order, s_.d * bytes(), groups_ahead_);
-  count += values.put_ahead(in_order, s_.d_v * bytes(), groups_ahead_ + count);
-  ahead_ = {groups_ahead_, count, in_order ? keys.size() : kGroupRows};
+  const Work& work = at(step);
+  step_rows_[which].find({work.keys, s_.d, tiles_ ? t_.step_keys[which] : nullptr},
+                         {work.values, s_.d_v, tiles_ ? t_.step_values[which] : nullptr}, step.block.keys);
 }
 
 /// Products as tiles leave them.
-void RowPass::tile_dots(const uint32_t* tiles, bool with_values) const {
-  const TileRows rows_of =
-      with_values ? values_[now_].rows(s_.d_v, s_.key_type) : keys_[now_].rows(s_.d, s_.key_type);
+void RowPass::tile_dots(const uint32_t* tiles, bool with_values) {
+  const StepRows& here = step_rows_[now_];
+  const TileRows rows_of = with_values ? here.values(s_.d_v, s_.key_type) : here.keys(s_.d, s_.key_type);
   s_.ops->tile_dots(tiles, rows(), s_.type, rows_of, tile_scores(), ahead_);
 }
 
-bool RowPass::dots_as_rows(const RowStep& step, const uint32_t* tiles, bool with_values,
-                           float* scores) const {
+bool RowPass::dots_as_rows(const RowStep& step, const uint32_t* tiles, bool with_values, float* scores) {
   tile_dots(tiles, with_values);
   return s_.ops->tile_scores(tile_scores(), step.block.keys.size(), rows(), s_.type, s_.key_type, scores,
                              kBlockKeys);
 }
 
-/// Products of queries with k, or with v, of a step; those with k prefetch v.
+/// Products of queries with k, or with v, of a step; those with k fetch v.
 void RowPass::dots_of(const RowStep& step, const FewRows& q, const uint32_t* tiles, bool with_values,
-                      float* scores) const {
+                      float* scores) {
   const Work& work = at(step);
   const tile::Range& range = step.block.keys;
   const KeyRows& rows_of = with_values ? work.values : work.keys;
   const int64_t size = with_values ? s_.d_v : s_.d;
   if (tiles != nullptr && dots_as_rows(step, tiles, with_values, scores)) return;
+  RowsAhead ahead = with_values ? RowsAhead{} : step_rows_[now_].values_ahead();
+  const int64_t lines = ahead.lines;
   rows_of.for_each_part(range.begin, range.size(), size, with_values ? t_.value_rows : t_.key_rows,
                         [&](int64_t x, const MatrixView& run, int64_t n) {
-                          Ahead ahead;
-                          if (!with_values) {
-                            const int64_t j = range.begin + x;
-                            ahead = {work.values.row(j), work.values.stride() * bytes(),
-                                     work.values.run(j, n), s_.d_v * bytes(), fetches_in_turn()};
-                          }
+                          ahead.lines = lines * n / range.size();
                           s_.ops->row_dots(q, run.data, s_.key_type, run.stride, n, size, scores + x,
                                            kBlockKeys, ahead);
                         });
@@ -413,7 +413,7 @@ void RowPass::dots(const RowStep& step) {
     scores_as_rows(step);
 }
 
-void RowPass::scores_as_rows(const RowStep& step) const {
+void RowPass::scores_as_rows(const RowStep& step) {
   const Work& work = at(step);
   const RowQueries& queries = work.queries;
   dots_of(step, queries.q, work.tiles, false, t_.scores);
@@ -478,7 +478,7 @@ void RowPass::turn_columns(const Work& work, bool to_tiles) const {
 }
 
 /// The weights of weigh_tiles() row by row, from their scores again: for values that have no parts.
-void RowPass::weights_as_rows(const RowStep& step) const {
+void RowPass::weights_as_rows(const RowStep& step) {
   const RowProblem& a = at(step).problem;
   const RowQueries& queries = at(step).queries;
   dots_of(step, queries.q, nullptr, false, t_.scores);
@@ -488,29 +488,25 @@ void RowPass::weights_as_rows(const RowStep& step) const {
   }
 }
 
-/// Adds the values of a step; prefetches the keys of the next.
-void RowPass::sums(const RowStep& step, const RowStep& next) {
+/// Adds the values of a step; fetches the keys of the next.
+void RowPass::sums(const RowStep& step) {
   const Work& work = at(step);
-  const tile::Range &range = step.block.keys, &behind = next.block.keys;
-  const KeyRows& next_keys = at(next).keys;
+  const tile::Range& range = step.block.keys;
   float* o = work.problem.o;
   const int64_t ld_o = work.problem.ld_o;
   int64_t done = 0;  // columns
   if (work.tiles != nullptr) {
-    done = s_.ops->tile_sums(weights_, rows(), s_.type, values_[now_].rows(s_.d_v, s_.key_type), o, ld_o,
+    done = s_.ops->tile_sums(weights_, rows(), s_.type, step_rows_[now_].values(s_.d_v, s_.key_type), o, ld_o,
                              ahead_);
     if (done == s_.d_v) return;
     if (weighed_) weights_as_rows(step);
     turn_columns(work, false);
   }
+  RowsAhead ahead = step_rows_[now_ ^ 1].keys_ahead();
+  const int64_t lines = ahead.lines;
   work.values.for_each_part(
       range.begin, range.size(), s_.d_v, t_.value_rows, [&](int64_t x, const MatrixView& run, int64_t n) {
-        Ahead ahead;
-        if (const int64_t left = std::min(behind.size() - x, n); left > 0) {
-          const int64_t j = behind.begin + x;
-          ahead = {next_keys.row(j), next_keys.stride() * bytes(), next_keys.run(j, left), s_.d * bytes(),
-                   fetches_in_turn()};
-        }
+        ahead.lines = lines * n / range.size();
         s_.ops->row_sums(t_.scores + x, kBlockKeys, rows(), run.data + done * bytes(), s_.key_type,
                          run.stride, n, s_.d_v - done, o + done, ld_o, ahead);
       });
@@ -547,7 +543,7 @@ void run(RowPass& pass) {
     const RowStep next = pass.behind(step);
     pass.dots(step);
     const bool added = pass.weigh(step);
-    if (!added) pass.sums(step, next);
+    if (!added) pass.sums(step);
     step = next;
     pass.go_on();
   }

@@ -75,7 +75,7 @@ constexpr Ops make_ops(const char* name) {
 #endif
   ops.row_dots = row_dots<Words, kTables>;
   ops.row_sums = row_sums<Words, kTables>;
-  ops.row_max = row_max;
+  ops.row_softmax = row_softmax;
   ops.row_exp2 = row_exp2;
   return ops;
 }

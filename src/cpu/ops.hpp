@@ -12,6 +12,7 @@
 #include <cstdint>
 
 #include "core/dtype.hpp"
+#include "cpu/rows_ahead.hpp"
 #include "tile/kv_range.hpp"
 #include "tile/philox.hpp"
 
@@ -39,15 +40,6 @@ struct PanelState {
   float* alpha;    ///< out: factor that brings older sums to the new maximum
 };
 
-/// Rows that will be read soon: row r at data + r * stride_bytes.
-struct Ahead {
-  const char* data = nullptr;
-  int64_t stride_bytes = 0;
-  int64_t rows = 0;
-  int64_t row_bytes = 0;
-  bool in_turn = false;  ///< fetched one of each quarter of the rows in turn, not one after the other
-};
-
 /// Rows of queries in float32 that meet keys.
 struct FewRows {
   const float* rows;
@@ -57,6 +49,7 @@ struct FewRows {
       nullptr;  ///< the same as row_lanes() wrote them for keys of the type they meet, or null
 };
 inline constexpr int64_t kMostLaneRows = 48;
+inline constexpr int64_t kWeighedRows = 4;  ///< rows whose largest scores and sums are found side by side
 /// With fewer rows half of the lanes would have nothing to do.
 inline constexpr int64_t kLeastLaneRows = 5;
 /// Of up to 16 rows; those that follow lie behind them.
@@ -64,33 +57,12 @@ constexpr int64_t lane_floats(int64_t size) {
   return (size + 31) / 32 * 32 * 16;
 }
 
-/// Rows that lie evenly, `stride` bytes apart: kGroupRows neighbours, or what is left of them.
-struct RowGroup {
-  const char* first;
-  int64_t stride;
-
-  const char* row(int64_t r) const { return first + r * stride; }
-};
-inline constexpr int64_t kGroupRows = 16;
 /// n rows of `size` elements of K or V, wherever their groups lie.
 struct TileRows {
   const RowGroup* groups;
   int64_t n;
   int64_t size;
   DType type;
-};
-/// Rows that lie evenly and will be read soon: the first `bytes` of each.
-struct FetchGroup {
-  RowGroup rows;
-  int64_t bytes;
-};
-/// What will be read soon: `rows` rows of `count` groups, one of each in turn; and how far it has been fetched: in row `row` of group `group` up
-/// to `at`.
-struct TilesAhead {
-  const FetchGroup* groups = nullptr;
-  int64_t count = 0, rows = 0;
-  int64_t row = 0, group = 0;
-  const char *at = nullptr, *end = nullptr;  ///< the same: at the beginning of that row
 };
 /// n rows of `bytes` that will be read soon.
 struct FetchRows {
@@ -349,10 +321,10 @@ struct Ops {
   bool (*row_lanes)(const float* rows, int64_t ld, int64_t count, int64_t size, DType key_type, float* lanes);
   /// s[q][j] = dot(q[q], k[j]): n rows of `k` with elements of `type` and row stride ldk, n at most 128; row stride of s lds.
   void (*row_dots)(const FewRows& q, const void* k, DType type, int64_t ldk, int64_t n, int64_t d, float* s,
-                   int64_t lds, Ahead ahead);
+                   int64_t lds, RowsAhead& ahead);
   /// o[q][c] += sum_j p[q][j] * v[j][c], n at most 128.
   void (*row_sums)(const float* p, int64_t ldp, int64_t num_q, const void* v, DType type, int64_t ldv,
-                   int64_t n, int64_t d, float* o, int64_t ldo, Ahead ahead);
+                   int64_t n, int64_t d, float* o, int64_t ldo, RowsAhead& ahead);
 
   // The same on tiles, for up to kTileQueries rows, or null: products of bfloat16 that add up to those of other types. Keys and values
   // of 16 or 8 bits.
@@ -369,28 +341,30 @@ struct Ops {
                        DType key_type, uint32_t* staged);
   /// Products of up to 128 keys as tiles leave them: s[n][kTileQueries], n up to the next multiple of 32.
   void (*tile_dots)(const uint32_t* queries, int64_t num_q, DType query_type, const TileRows& keys, float* s,
-                    TilesAhead& ahead);
+                    RowsAhead& ahead);
   /// The same as row_dots() writes them. False where some are NaN that row_dots() may know better.
   bool (*tile_scores)(const float* s, int64_t n, int64_t num_q, DType query_type, DType key_type, float* rows,
                       int64_t ld);
   /// Turns products into weights for tile_sums(), exp2(factor * s - m), where n is a multiple of 32 and all keys are seen. Raises row_max,
   /// the largest m, adds to row_sum, and rescales the older sums. False, and nothing is done, where a product is NaN. Overwrites s.
   bool (*tile_weigh)(float* s, int64_t n, int64_t num_q, DType query_type, DType value_type, float factor,
-                     const TileSums& sums, uint32_t* weights, TilesAhead& ahead);
+                     const TileSums& sums, uint32_t* weights, RowsAhead& ahead);
   /// Rows of up to 128 weights for tile_sums().
   void (*tile_weights)(const float* p, int64_t ldp, int64_t n, int64_t num_p, DType query_type,
                        DType value_type, uint32_t* weights);
   /// row_sums() of up to 128 keys; o has kTileQueries rows of tile_row_size(), in which columns lie as tiles have them. Returns to how many
   /// columns it added: all but where values are not finite. tile_dots() and tile_weigh() fetch some lines of `ahead`, this all that are left.
   int64_t (*tile_sums)(const uint32_t* weights, int64_t num_p, DType query_type, const TileRows& values,
-                       float* o, int64_t ldo, TilesAhead& ahead);
+                       float* o, int64_t ldo, RowsAhead& ahead);
   /// Copies a row of `size` of such columns of values of `type`, in tile_row_size() floats, to one in their order; `to_tiles`: the reverse.
   /// Both may be the same row.
   void (*tile_columns)(const float* from, int64_t size, DType type, bool to_tiles, float* to);
   /// How far behind row r of o there is another one of tile_sums() that belongs to its result; 0: there is none.
   int64_t (*tile_second_row)(int64_t num_p, DType query_type);
 
-  float (*row_max)(const float* s, int64_t n);
+  /// A step of the softmax of up to kWeighedRows rows of n scores, `lds` floats apart: raises row_max, turns s into
+  /// exp2(factor * s - row_max), and adds to row_sum, times alpha.
+  void (*row_softmax)(float* s, int64_t lds, int64_t rows, int64_t n, float factor, const PanelState& state);
   /// s[j] = exp2(factor * s[j] - max2) for one row; returns the sum.
   float (*row_exp2)(float* s, int64_t n, float factor, float max2);
 };
@@ -432,15 +406,15 @@ void tile_columns_amx(const float* from, int64_t size, DType type, bool to_tiles
 bool tile_queries_amx(const float* q, int64_t ldq, int64_t num_q, int64_t size, DType query_type,
                       DType key_type, uint32_t* staged);
 void tile_dots_amx(const uint32_t* queries, int64_t num_q, DType query_type, const TileRows& k, float* s,
-                   TilesAhead& ahead);
+                   RowsAhead& ahead);
 bool tile_scores_amx(const float* s, int64_t n, int64_t num_q, DType query_type, DType key_type, float* rows,
                      int64_t ld);
 bool tile_weigh_amx(float* s, int64_t n, int64_t num_q, DType query_type, DType value_type, float factor,
-                    const TileSums& sums, uint32_t* weights, TilesAhead& ahead);
+                    const TileSums& sums, uint32_t* weights, RowsAhead& ahead);
 void tile_weights_amx(const float* p, int64_t ldp, int64_t n, int64_t num_p, DType query_type,
                       DType value_type, uint32_t* weights);
 int64_t tile_sums_amx(const uint32_t* weights, int64_t num_p, DType query_type, const TileRows& v, float* o,
-                      int64_t ldo, TilesAhead& ahead);
+                      int64_t ldo, RowsAhead& ahead);
 int64_t tile_second_row_amx(int64_t num_p, DType query_type);
 
 }  // namespace fovea::cpu

@@ -1,4 +1,4 @@
-// Few rows: their elements as float32, and the rows that come next.
+// Few rows: their elements as float32, and how many are computed with at a time.
 //
 // Included once per instruction set of ops.cpp: the guard lets it in again for each.
 #if defined(FOVEA_CPU_OPS_ROW_ELEMENTS_INL_HPP) == defined(HWY_TARGET_TOGGLE)
@@ -8,6 +8,7 @@
 #define FOVEA_CPU_OPS_ROW_ELEMENTS_INL_HPP
 #endif
 
+#include <bit>
 #include <type_traits>
 
 #include "cpu/ops_tiles-inl.hpp"
@@ -17,32 +18,17 @@ HWY_BEFORE_NAMESPACE();
 namespace fovea::cpu {
 namespace HWY_NAMESPACE {
 
-/// Prefetches the row of `ahead` that has turn r, in cache lines of 64 bytes.
-constexpr int64_t kLine = 64;
-HWY_INLINE void fetch(const Ahead& ahead, int64_t r) {
-  constexpr int64_t kParts = 4;
-  if (r >= ahead.rows) return;
-  const int64_t place =
-      ahead.in_turn && ahead.rows % kParts == 0 ? r % kParts * (ahead.rows / kParts) + r / kParts : r;
-  const char* row = ahead.data + place * ahead.stride_bytes;
-  for (int64_t byte = 0; byte < ahead.row_bytes; byte += kLine) __builtin_prefetch(row + byte, 0, 2);
+/// How often for_each_rows() calls.
+template <int kMost>
+constexpr int64_t passes_of_rows(int64_t count) {
+  return count / kMost + std::popcount(static_cast<uint64_t>(count % kMost));
 }
-
-/// The lines of each row that pass `pass` of so many fetches: memory is to be busy in all of them.
-HWY_INLINE Ahead part_of(const Ahead& ahead, int64_t pass, int64_t passes) {
-  const int64_t lines = (ahead.row_bytes + kLine - 1) / kLine;
-  const int64_t begin = lines * pass / passes * kLine, end = lines * (pass + 1) / passes * kLine;
-  return {ahead.data + begin, ahead.stride_bytes, begin < end ? ahead.rows : 0, end - begin, ahead.in_turn};
-}
-
-/// Calls pass(rows, first, ahead) for the rows kMost at a time, then for half as many, at last for one; `rows` is a constant.
+/// Calls pass(rows, first) for the rows kMost at a time, then for half as many, at last for one; `rows` is a constant.
 template <int kMost, class Pass>
-HWY_INLINE void for_each_rows(int64_t count, const Ahead& ahead, Pass&& pass) {
-  int64_t passes = count / kMost;
-  for (int64_t left = count % kMost; left > 0; left &= left - 1) ++passes;
-  int64_t r = 0, i = 0;
+HWY_INLINE void for_each_rows(int64_t count, Pass&& pass) {
+  int64_t r = 0;
   const auto all_of = [&](auto rows) HWY_ATTR {
-    for (; r + rows() <= count; r += rows()) pass(rows, r, part_of(ahead, i++, passes));
+    for (; r + rows() <= count; r += rows()) pass(rows, r);
   };
   if constexpr (kMost == 8) all_of(std::integral_constant<int, 8>());
   if constexpr (kMost >= 4) all_of(std::integral_constant<int, 4>());
@@ -87,31 +73,48 @@ struct TwoVectors<Bf16> : EvenAndOdd {
 };
 #endif
 
+struct SumOf {
+  template <class Vec>
+  HWY_INLINE Vec operator()(Vec a, Vec b) const {
+    return hn::Add(a, b);
+  }
+};
+struct LargestOf {
+  template <class Vec>
+  HWY_INLINE Vec operator()(Vec a, Vec b) const {
+    return hn::Max(a, b);
+  }
+};
+
 #if HWY_TARGET != HWY_SCALAR
-/// The sum of the blocks of four lanes.
-template <class DV, class Vec>
-HWY_INLINE auto sum_of_blocks(DV, Vec v) {
+/// Combines the blocks of four lanes.
+template <class Combine, class DV, class Vec>
+HWY_INLINE auto all_blocks(DV, Vec v) {
   if constexpr (hn::MaxLanes(DV()) <= 4) {
     return v;
   } else {
     const hn::Half<DV> half;
-    return sum_of_blocks(half, hn::Add(hn::LowerHalf(half, v), hn::UpperHalf(half, v)));
+    return all_blocks<Combine>(half, Combine()(hn::LowerHalf(half, v), hn::UpperHalf(half, v)));
   }
+}
+/// Combines the lanes of each of four vectors; the results are side by side.
+template <class Combine>
+HWY_INLINE auto lanes_of_four(const V* v) {
+  const D d;
+  const hn::Repartition<double, D> pairs;
+  const auto fold = [&](V a, V b) HWY_ATTR {
+    return Combine()(hn::InterleaveLower(d, a, b), hn::InterleaveUpper(d, a, b));
+  };
+  const auto low = hn::BitCast(pairs, fold(v[0], v[1])), high = hn::BitCast(pairs, fold(v[2], v[3]));
+  // Each block of four lanes holds a part of the four results.
+  return all_blocks<Combine>(d, Combine()(hn::BitCast(d, hn::InterleaveLower(pairs, low, high)),
+                                          hn::BitCast(d, hn::InterleaveUpper(pairs, low, high))));
 }
 
 /// The sums of the lanes of four vectors, times `factor`, side by side.
 HWY_INLINE void sums_of_four(const V* v, float factor, bool first, float* out) {
-  const D d;
-  const hn::Repartition<double, D> pairs;
-  const auto fold = [&](V a, V b) {
-    return hn::Add(hn::InterleaveLower(d, a, b), hn::InterleaveUpper(d, a, b));
-  };
-  const auto low = hn::BitCast(pairs, fold(v[0], v[1])), high = hn::BitCast(pairs, fold(v[2], v[3]));
-  // Each block of four lanes holds a part of the four sums.
-  const V parts = hn::Add(hn::BitCast(d, hn::InterleaveLower(pairs, low, high)),
-                          hn::BitCast(d, hn::InterleaveUpper(pairs, low, high)));
   const hn::Full128<float> four;
-  auto sums = sum_of_blocks(d, parts);
+  auto sums = lanes_of_four<SumOf>(v);
   if (factor != 1.0f) sums = hn::Mul(sums, hn::Set(four, factor));
   if (!first) sums = hn::Add(sums, hn::LoadU(four, out));
   hn::StoreU(sums, four, out);

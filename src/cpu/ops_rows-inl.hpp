@@ -9,21 +9,39 @@
 #endif
 
 #include <algorithm>
+#include <cmath>
 #include <limits>
 #include <type_traits>
 
 #include "cpu/ops_row_elements-inl.hpp"
 #include "cpu/ops_rows_lanes-inl.hpp"
 #include "cpu/ops_rows_tables-inl.hpp"
+#include "cpu/scratch.hpp"
 
 HWY_BEFORE_NAMESPACE();
 namespace fovea::cpu {
 namespace HWY_NAMESPACE {
 
+/// Keys of R rows between which lines are fetched: it takes as many instructions as some of their products.
+template <int R>
+constexpr int64_t kPointKeys = R >= 4 ? 4 : 2;
+
+/// Calls visit(j) for n keys, with a point behind each kKeys.
+template <int64_t kKeys, class Visit>
+HWY_INLINE void for_each_key(int64_t n, PacedFetch& fetch, Visit&& visit) {
+  int64_t j = 0;
+  for (; j + kKeys <= n; j += kKeys) {
+    fetch.point();
+#pragma GCC unroll 4
+    for (int64_t i = 0; i < kKeys; ++i) visit(j + i);
+  }
+  for (; j < n; ++j) visit(j);
+}
+
 /// s[r][j] (+)= dot(q[r], k[j]) over P pairs of vectors, q in registers.
 template <class T, int R, int P>
 HWY_INLINE void dots_strip(const float* q, int64_t ldq, const T* k, int64_t ldk, int64_t n, bool first,
-                           float* s, int64_t lds, const Ahead& ahead) {
+                           float* s, int64_t lds, PacedFetch& fetch) {
   const D d;
   V query[R][2 * P];
 #pragma GCC unroll 4
@@ -33,8 +51,7 @@ HWY_INLINE void dots_strip(const float* q, int64_t ldq, const T* k, int64_t ldk,
       TwoVectors<T>::load(q + r * ldq + 2 * x * kLanes, query[r][2 * x], query[r][2 * x + 1]);
     }
   }
-  for (int64_t j = 0; j < n; ++j) {
-    fetch(ahead, j);
+  const auto dots_of_key = [&](int64_t j) HWY_ATTR {
     const T* row = k + j * ldk;
     V even[R], odd[R];
 #pragma GCC unroll 4
@@ -54,7 +71,8 @@ HWY_INLINE void dots_strip(const float* q, int64_t ldq, const T* k, int64_t ldk,
       const float dot = hn::GetLane(hn::SumOfLanes(d, hn::Add(even[r], odd[r]))) * TwoVectors<T>::kFactor;
       s[r * lds + j] = first ? dot : s[r * lds + j] + dot;
     }
-  }
+  };
+  for_each_key<kPointKeys<R>>(n, fetch, dots_of_key);
 }
 
 #if HWY_TARGET != HWY_SCALAR
@@ -71,14 +89,14 @@ constexpr int64_t kMostPairs = 8;  // of a row at a time: a head size of 128
 /// TwoVectors, 2 * kLanes elements a pair, the rows side by side.
 template <class T, int kRows>
 void dots_of_four(const float* q, const T* k, int64_t ldk, int64_t n, int64_t pairs, bool first, float* s,
-                  int64_t lds, const Ahead& ahead) {
+                  int64_t lds, PacedFetch& fetch) {
   const D d;
   for (int64_t j = 0; j < n; j += 4) {
-    for (int64_t i = j; i < j + 4; ++i) fetch(ahead, i);
     V sum[kRows][4];
     for (auto& row : sum)
       for (V& x : row) x = hn::Zero(d);
     for (int64_t x = 0; x < pairs; ++x) {
+      fetch.point();
       const float* query = q + x * 2 * kRows * kLanes;
 #pragma GCC unroll 4
       for (int i = 0; i < 4; ++i) {
@@ -99,10 +117,10 @@ void dots_of_four(const float* q, const T* k, int64_t ldk, int64_t n, int64_t pa
 /// The same for rows of q as they are, `size` a multiple of 2 * kLanes.
 template <class T, int kRows>
 void dots_of_rows(const float* q, int64_t ldq, const T* k, int64_t ldk, int64_t n, int64_t size, float* s,
-                  int64_t lds, Ahead ahead) {
+                  int64_t lds, PacedFetch& fetch) {
   constexpr int64_t kStep = 2 * kLanes;
   float ordered[kMostPairs * kRows * kStep];
-  for (int64_t c = 0; c < size; c += kMostPairs * kStep, ahead.rows = 0) {
+  for (int64_t c = 0; c < size; c += kMostPairs * kStep) {
     const int64_t pairs = std::min(kMostPairs, (size - c) / kStep);
     for (int64_t x = 0; x < pairs; ++x) {
       for (int64_t r = 0; r < kRows; ++r) {
@@ -112,20 +130,21 @@ void dots_of_rows(const float* q, int64_t ldq, const T* k, int64_t ldk, int64_t 
         hn::StoreU(b, D(), ordered + (kRows * x + r) * kStep + kLanes);
       }
     }
-    dots_of_four<T, kRows>(ordered, k + c, ldk, n, pairs, c == 0, s, lds, ahead);
+    dots_of_four<T, kRows>(ordered, k + c, ldk, n, pairs, c == 0, s, lds, fetch);
   }
 }
 #endif
 
 template <class T, int R>
 void dots(const float* q, int64_t ldq, const T* k, int64_t ldk, int64_t n, int64_t size, float* s,
-          int64_t lds, Ahead ahead) {
+          int64_t lds, PacedFetch& fetch) {
 #if HWY_TARGET != HWY_SCALAR
   if constexpr (R == 4 || kWholeRows) {
     if (n % 4 == 0 && size % (2 * kLanes) == 0) {
       constexpr int kRows = std::min(R, kDotRows);
-      for (int r = 0; r < R; r += kRows, ahead.rows = 0)
-        dots_of_rows<T, kRows>(q + r * ldq, ldq, k, ldk, n, size, s + r * lds, lds, ahead);
+      fetch.start(R / kRows * (n / 4) * (size / (2 * kLanes)));
+      for (int r = 0; r < R; r += kRows)
+        dots_of_rows<T, kRows>(q + r * ldq, ldq, k, ldk, n, size, s + r * lds, lds, fetch);
       return;
     }
   }
@@ -133,11 +152,12 @@ void dots(const float* q, int64_t ldq, const T* k, int64_t ldk, int64_t n, int64
   constexpr int kPairs = R == 4 ? 2 : 4;  // at most 16 registers of q
   constexpr int64_t kWide = 2 * kPairs * kLanes, kNarrow = 2 * kLanes;
   int64_t c = 0;
-  for (; c + kWide <= size; c += kWide, ahead.rows = 0) {
-    dots_strip<T, R, kPairs>(q + c, ldq, k + c, ldk, n, c == 0, s, lds, ahead);
+  fetch.start(n / kPointKeys<R> * (size / kWide + size % kWide / kNarrow));
+  for (; c + kWide <= size; c += kWide) {
+    dots_strip<T, R, kPairs>(q + c, ldq, k + c, ldk, n, c == 0, s, lds, fetch);
   }
-  for (; c + kNarrow <= size; c += kNarrow, ahead.rows = 0) {
-    dots_strip<T, R, 1>(q + c, ldq, k + c, ldk, n, c == 0, s, lds, ahead);
+  for (; c + kNarrow <= size; c += kNarrow) {
+    dots_strip<T, R, 1>(q + c, ldq, k + c, ldk, n, c == 0, s, lds, fetch);
   }
   if (c == size) return;
   for (int r = 0; r < R; ++r) {
@@ -152,7 +172,7 @@ void dots(const float* q, int64_t ldq, const T* k, int64_t ldk, int64_t n, int64
 /// o[r] += sum over j of p[r][j] * v[j], P pairs of vectors that stay in registers.
 template <class T, int R, int P>
 HWY_INLINE void sums_strip(const float* p, int64_t ldp, const T* v, int64_t ldv, int64_t n, float* o,
-                           int64_t ldo, const Ahead& ahead) {
+                           int64_t ldo, PacedFetch& fetch) {
   const D d;
   V acc[R][2 * P];
 #pragma GCC unroll 8
@@ -161,8 +181,7 @@ HWY_INLINE void sums_strip(const float* p, int64_t ldp, const T* v, int64_t ldv,
     for (int x = 0; x < P; ++x)
       TwoVectors<T>::load(o + r * ldo + 2 * x * kLanes, acc[r][2 * x], acc[r][2 * x + 1]);
   }
-  for (int64_t j = 0; j < n; ++j) {
-    fetch(ahead, j);
+  const auto add = [&](int64_t j) HWY_ATTR {
 #pragma GCC unroll 4
     for (int x = 0; x < P; ++x) {
       V a, b;
@@ -174,7 +193,8 @@ HWY_INLINE void sums_strip(const float* p, int64_t ldp, const T* v, int64_t ldv,
         acc[r][2 * x + 1] = hn::MulAdd(b, weight, acc[r][2 * x + 1]);
       }
     }
-  }
+  };
+  for_each_key<kPointKeys<R>>(n, fetch, add);
 #pragma GCC unroll 8
   for (int r = 0; r < R; ++r) {
 #pragma GCC unroll 4
@@ -225,11 +245,12 @@ HWY_INLINE void sums_of_keys(const float* p, int64_t ldp, const T* v, int64_t ld
 /// first-level cache.
 template <class T, int kRows>
 void sums_of_rows(const float* p, int64_t ldp, const T* v, int64_t ldv, int64_t n, int64_t size, float* o,
-                  int64_t ldo, Ahead ahead) {
+                  int64_t ldo, PacedFetch& fetch) {
   constexpr int64_t kStep = 2 * kLanes;
   const D d;
   alignas(64) float ordered[kMostPairs * kRows * kStep];
-  for (int64_t c = 0; c < size; c += kMostPairs * kStep, ahead.rows = 0) {
+  fetch.start((n / 4 + n % 4) * ceil_div(size, kMostPairs * kStep));
+  for (int64_t c = 0; c < size; c += kMostPairs * kStep) {
     const int64_t pairs = std::min(kMostPairs, (size - c) / kStep);
     const auto each_pair = [&](auto&& take) HWY_ATTR {
       for (int64_t x = 0; x < pairs; ++x) {
@@ -245,11 +266,11 @@ void sums_of_rows(const float* p, int64_t ldp, const T* v, int64_t ldv, int64_t 
     });
     int64_t j = 0;
     for (; j + 4 <= n; j += 4) {
-      for (int64_t i = j; i < j + 4; ++i) fetch(ahead, i);
+      fetch.point();
       sums_of_keys<T, kRows, 4>(p + j, ldp, v + j * ldv + c, ldv, pairs, ordered);
     }
     for (; j < n; ++j) {
-      fetch(ahead, j);
+      fetch.point();
       sums_of_keys<T, kRows, 1>(p + j, ldp, v + j * ldv + c, ldv, pairs, ordered);
     }
     each_pair([&](float* row, const float* from)
@@ -260,17 +281,17 @@ void sums_of_rows(const float* p, int64_t ldp, const T* v, int64_t ldv, int64_t 
 
 template <class T, int R>
 void sums(const float* p, int64_t ldp, const T* v, int64_t ldv, int64_t n, int64_t size, float* o,
-          int64_t ldo, const Ahead& ahead) {
+          int64_t ldo, PacedFetch& fetch) {
   // So many pairs of vectors of each row stay in registers: 16 of 32, or 8 of 16; of one row what a head size of 128 has.
   constexpr int kPairs = std::clamp((HWY_TARGET == HWY_AVX2 ? 4 : 8) / R, 1, 4);
   constexpr int64_t kWide = 2 * kPairs * kLanes, kNarrow = 2 * kLanes;
-  const int64_t strips = size / kWide + size % kWide / kNarrow;
-  int64_t c = 0, strip = 0;
+  int64_t c = 0;
+  fetch.start(n / kPointKeys<R> * (size / kWide + size % kWide / kNarrow));
   for (; c + kWide <= size; c += kWide) {
-    sums_strip<T, R, kPairs>(p, ldp, v + c, ldv, n, o + c, ldo, part_of(ahead, strip++, strips));
+    sums_strip<T, R, kPairs>(p, ldp, v + c, ldv, n, o + c, ldo, fetch);
   }
   for (; c + kNarrow <= size; c += kNarrow) {
-    sums_strip<T, R, 1>(p, ldp, v + c, ldv, n, o + c, ldo, part_of(ahead, strip++, strips));
+    sums_strip<T, R, 1>(p, ldp, v + c, ldv, n, o + c, ldo, fetch);
   }
   for (; c < size; ++c) {
     for (int r = 0; r < R; ++r) {
@@ -288,14 +309,14 @@ constexpr int kSumRows = HWY_TARGET == HWY_AVX3 ? 8 : 4;
 /// o[r] += sum over j of p[r][j] * v[j], each element of v made a float once for all rows. Returns to how many columns it added.
 template <class T>
 int64_t sums_of_floats(const float* p, int64_t ldp, int64_t rows, const T* v, int64_t ldv, int64_t n,
-                       int64_t size, float* o, int64_t ldo, const Ahead& ahead) {
+                       int64_t size, float* o, int64_t ldo, RowsAhead& ahead) {
   constexpr int64_t kKeys = 32, kColumns = kUnitsAtOnce * kUnit;  // 16 KB stay in a first-level cache
   const int64_t whole = size / kUnit * kUnit;
   const V factor = hn::Set(D(), TwoVectors<T>::kFactor);
   alignas(64) float block[kKeys * kColumns];
+  PacedFetch fetch(ahead, ceil_div(n, kKeys) * ceil_div(whole, kColumns) * passes_of_rows<kSumRows>(rows));
   for (int64_t j = 0; j < n; j += kKeys) {
     const int64_t keys = std::min(kKeys, n - j);
-    for (int64_t i = 0; i < keys; ++i) fetch(ahead, j + i);
     for (int64_t c = 0; c < whole; c += kColumns) {
       const int64_t columns = std::min(kColumns, whole - c);
       for (int64_t i = 0; i < keys; ++i) {
@@ -305,8 +326,9 @@ int64_t sums_of_floats(const float* p, int64_t ldp, int64_t rows, const T* v, in
           TwoVectors<T>::store(hn::Mul(a, factor), hn::Mul(b, factor), block + i * kColumns + x);
         }
       }
-      for_each_rows<kSumRows>(rows, {}, [&](auto count, int64_t r, const Ahead&) HWY_ATTR {
-        sums<float, count()>(p + r * ldp + j, ldp, block, kColumns, keys, columns, o + r * ldo + c, ldo, {});
+      for_each_rows<kSumRows>(rows, [&](auto count, int64_t r) HWY_ATTR {
+        sums<float, count()>(p + r * ldp + j, ldp, block, kColumns, keys, columns, o + r * ldo + c, ldo,
+                             fetch);
       });
     }
   }
@@ -344,7 +366,7 @@ constexpr bool kInTables =
 
 template <class Words, bool kTables>
 void row_dots(const FewRows& q, const void* k, DType type, int64_t ldk, int64_t n, int64_t d, float* s,
-              int64_t lds, Ahead ahead) {
+              int64_t lds, RowsAhead& ahead) {
   with_elements<kTables>(type, k, ldk, n, d, [&](auto element) HWY_ATTR {
     using T = decltype(element);
     const T* const keys = static_cast<const T*>(k);
@@ -356,8 +378,9 @@ void row_dots(const FewRows& q, const void* k, DType type, int64_t ldk, int64_t 
     if constexpr (kInTables<T>) {
       code_dots<Words>(q.rows, q.ld, q.count, keys, ldk, n, d, s, lds, ahead);
     } else {
-      for_each_rows<4>(q.count, ahead, [&](auto rows, int64_t r, const Ahead& part) HWY_ATTR {
-        dots<T, rows()>(q.rows + r * q.ld, q.ld, keys, ldk, n, d, s + r * lds, lds, part);
+      PacedFetch fetch(ahead, passes_of_rows<4>(q.count));
+      for_each_rows<4>(q.count, [&](auto rows, int64_t r) HWY_ATTR {
+        dots<T, rows()>(q.rows + r * q.ld, q.ld, keys, ldk, n, d, s + r * lds, lds, fetch);
       });
     }
   });
@@ -365,7 +388,7 @@ void row_dots(const FewRows& q, const void* k, DType type, int64_t ldk, int64_t 
 
 template <class Words, bool kTables>
 void row_sums(const float* p, int64_t ldp, int64_t num_q, const void* v, DType type, int64_t ldv, int64_t n,
-              int64_t d, float* o, int64_t ldo, Ahead ahead) {
+              int64_t d, float* o, int64_t ldo, RowsAhead& ahead) {
   with_elements<kTables>(type, v, ldv, n, d, [&](auto element) HWY_ATTR {
     using T = decltype(element);
     const T* values = static_cast<const T*>(v);
@@ -380,35 +403,117 @@ void row_sums(const float* p, int64_t ldp, int64_t num_q, const void* v, DType t
         } else if (std::is_same_v<T, E4M3Number> && num_q > kSumRows) {
           done = sums_of_floats(p, ldp, num_q, values, ldv, n, d, o, ldo, ahead);
         }
-        if (done > 0) values += done, o += done, d -= done, ahead = {};
+        if (done > 0) values += done, o += done, d -= done, ahead.lines = 0;
       }
 #endif
 #if HWY_TARGET != HWY_SCALAR
       if constexpr (kWholeRows) {  // with more rows products take longer than lines from memory
         if (num_q <= kSumRows && d % (2 * kLanes) == 0) {
           // Two rows and the weights of four keys have 12 of 16 registers.
-          for_each_rows<2>(num_q, ahead, [&](auto rows, int64_t r, const Ahead& part) HWY_ATTR {
-            sums_of_rows<T, rows()>(p + r * ldp, ldp, values, ldv, n, d, o + r * ldo, ldo, part);
+          PacedFetch fetch(ahead, passes_of_rows<2>(num_q));
+          for_each_rows<2>(num_q, [&](auto rows, int64_t r) HWY_ATTR {
+            sums_of_rows<T, rows()>(p + r * ldp, ldp, values, ldv, n, d, o + r * ldo, ldo, fetch);
           });
           return;
         }
       }
 #endif
-      for_each_rows<kSumRows>(num_q, ahead, [&](auto rows, int64_t r, const Ahead& part) HWY_ATTR {
-        sums<T, rows()>(p + r * ldp, ldp, values, ldv, n, d, o + r * ldo, ldo, part);
+      PacedFetch fetch(ahead, passes_of_rows<kSumRows>(num_q));
+      for_each_rows<kSumRows>(num_q, [&](auto rows, int64_t r) HWY_ATTR {
+        sums<T, rows()>(p + r * ldp, ldp, values, ldv, n, d, o + r * ldo, ldo, fetch);
       });
     }
   });
 }
 
-float row_max(const float* s, int64_t n) {
-  const D d;
-  V m = hn::Set(d, -std::numeric_limits<float>::infinity());
+/// Combines the lanes of each of R vectors, of one as of four.
+template <class Combine, int R>
+HWY_INLINE void lanes_of_rows(const V* v, float* to) {
+#if HWY_TARGET == HWY_SCALAR
+  for (int r = 0; r < R; ++r) to[r] = hn::GetLane(v[r]);
+#else
+  if constexpr (R == 1) {
+    const V halves = Combine()(v[0], hn::Shuffle1032(v[0]));
+    to[0] = hn::GetLane(all_blocks<Combine>(D(), Combine()(halves, hn::Shuffle2301(halves))));
+  } else {
+    static_assert(R == 4);
+    hn::StoreU(lanes_of_four<Combine>(v), hn::Full128<float>(), to);
+  }
+#endif
+}
+
+/// All lanes of a vector, in place of a mask.
+struct All {};
+HWY_INLINE V loaded(All, const float* p) {
+  return hn::LoadU(D(), p);
+}
+HWY_INLINE V chosen(All, V a, V) {
+  return a;
+}
+HWY_INLINE void put(All, V a, float* p) {
+  hn::StoreU(a, D(), p);
+}
+using Mask = hn::Mask<D>;
+HWY_INLINE V loaded(Mask there, const float* p) {
+  return hn::MaskedLoad(there, D(), p);
+}
+HWY_INLINE V chosen(Mask there, V a, V b) {
+  return hn::IfThenElse(there, a, b);
+}
+HWY_INLINE void put(Mask there, V a, float* p) {
+  hn::BlendedStore(a, there, D(), p);
+}
+
+/// Calls visit(j, there) for the vectors of n scores: of the last one `there` are those that exist, of the others all.
+template <class Visit>
+HWY_INLINE void for_each_vector(int64_t n, Visit&& visit) {
   int64_t j = 0;
-  for (; j + kLanes <= n; j += kLanes) m = hn::Max(m, hn::LoadU(d, s + j));
-  float largest = hn::GetLane(hn::MaxOfLanes(d, m));
-  for (; j < n; ++j) largest = std::max(largest, s[j]);
-  return largest;
+  for (; j + kLanes <= n; j += kLanes) visit(j, All());
+  if (j < n) visit(j, hn::FirstN(D(), static_cast<size_t>(n - j)));
+}
+
+/// Of each row the same, however many there are.
+template <int R>
+HWY_INLINE void softmax_of_rows(float* s, int64_t lds, int64_t n, float factor, const PanelState& state) {
+  const D d;
+  const V none = hn::Set(d, -std::numeric_limits<float>::infinity());
+  V largest[R], sum[R];
+#pragma GCC unroll 4
+  for (int r = 0; r < R; ++r) {
+    largest[r] = none;
+    sum[r] = hn::Zero(d);
+  }
+  for_each_vector(n, [&](int64_t j, auto there) HWY_ATTR {
+#pragma GCC unroll 4
+    for (int r = 0; r < R; ++r)
+      largest[r] = hn::Max(largest[r], chosen(there, loaded(there, s + r * lds + j), none));
+  });
+  float of_rows[R], subtract[R];
+  lanes_of_rows<LargestOf, R>(largest, of_rows);
+  for (int r = 0; r < R; ++r) {
+    const float before = state.row_max[r], raised = std::max(before, of_rows[r] * factor);
+    subtract[r] = raised == -std::numeric_limits<float>::infinity() ? 0.0f : raised;
+    state.alpha[r] = raised == before ? 1.0f : std::exp2(before - subtract[r]);
+    state.row_max[r] = raised;
+  }
+  const V scale = hn::Set(d, factor);
+  for_each_vector(n, [&](int64_t j, auto there) HWY_ATTR {
+#pragma GCC unroll 4
+    for (int r = 0; r < R; ++r) {
+      float* const at = s + r * lds + j;
+      const V p = exp2_fast<6>(hn::MulSub(loaded(there, at), scale, hn::Set(d, subtract[r])));
+      sum[r] = hn::Add(sum[r], chosen(there, p, hn::Zero(d)));
+      put(there, p, at);
+    }
+  });
+  lanes_of_rows<SumOf, R>(sum, of_rows);
+  for (int r = 0; r < R; ++r) state.row_sum[r] = state.row_sum[r] * state.alpha[r] + of_rows[r];
+}
+
+void row_softmax(float* s, int64_t lds, int64_t rows, int64_t n, float factor, const PanelState& state) {
+  if (rows == kWeighedRows) return softmax_of_rows<kWeighedRows>(s, lds, n, factor, state);
+  for (int64_t r = 0; r < rows; ++r)
+    softmax_of_rows<1>(s + r * lds, lds, n, factor, {state.row_max + r, state.row_sum + r, state.alpha + r});
 }
 
 float row_exp2(float* s, int64_t n, float factor, float max2) {

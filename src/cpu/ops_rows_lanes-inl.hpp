@@ -25,6 +25,7 @@
 #include "cpu/ops_e4m3_tables-inl.hpp"
 #include "cpu/ops_products-inl.hpp"
 #include "cpu/ops_row_elements-inl.hpp"
+#include "cpu/scratch.hpp"
 
 HWY_BEFORE_NAMESPACE();
 namespace fovea::cpu {
@@ -38,8 +39,12 @@ constexpr int64_t kUnit = 32;        // elements that are converted at a time
 constexpr int64_t kUnitsAtOnce = 4;  // 16 rows of so many units, as floats 8 KB, stay in a first-level cache
 static_assert(kUnit % (2 * kLanes) == 0);
 
-// Keys whose sums stay in registers: 16 of 32, or 8 of 16, and as many chains as two pipes need.
-constexpr int kSumKeys = HWY_TARGET == HWY_AVX3 ? 16 : 4;
+// Keys whose sums stay in registers, in chains of every second word: 16 of 32 registers, or 8 of 16, as many as two pipes need. A pointer to each
+// key has a register of its own, as an index beside it makes a multiply-add two operations.
+constexpr int kSumKeys = HWY_TARGET == HWY_AVX3 ? 8 : 4;
+constexpr int kSumChains = HWY_TARGET == HWY_AVX3 ? 2 : 1;
+constexpr int64_t kLaneSteps = 8;  // between which lines are fetched
+static_assert(kLaneSteps % kSumChains == 0);
 
 /// With 16 registers dot products of two rows take no longer, but for what an element of 8 bits costs to convert.
 template <class T>
@@ -164,47 +169,49 @@ HWY_INLINE V broadcast_words(const char* p) {
 
 using LaneSums = V[kLaneVectors];  ///< of one key
 
-/// sums[key] += the products of `words` words of kSumKeys keys, `stride` bytes apart. Meanwhile as many rows of `ahead`, from `turn` on,
-/// are fetched.
+/// sums[key] += the products of `words` words of kSumKeys keys, `stride` bytes apart.
 template <class Product, int kShare>
 HWY_INLINE void multiply_lanes(const float* HWY_RESTRICT lanes, const char* HWY_RESTRICT k, int64_t stride,
-                               int64_t words, LaneSums* HWY_RESTRICT sums, const Ahead& ahead, int64_t turn) {
+                               int64_t words, LaneSums* HWY_RESTRICT sums, PacedFetch& fetch) {
   constexpr int64_t kBytes = kShare * static_cast<int64_t>(sizeof(float));
-  constexpr int kFours = kSumKeys / 4;
-  // Four rows each: what is between them takes no register.
-  const char* four[kFours];
-  for (int g = 0; g < kFours; ++g) four[g] = k + 4 * g * stride;
-  LaneSums sum[kSumKeys];
-#pragma GCC unroll 16
+  const char* row[kSumKeys];
+  LaneSums sum[kSumKeys][kSumChains];
+#pragma GCC unroll 8
   for (int i = 0; i < kSumKeys; ++i) {
+    row[i] = k + i * stride;
 #pragma GCC unroll 4
-    for (int v = 0; v < kLaneVectors; ++v) sum[i][v] = sums[i][v];
-  }
-  const int64_t steps = words / kShare;
-  for (int64_t part = 0; part < kSumKeys; ++part) {
-    fetch(ahead, turn + part);
-    for (int64_t w = steps * part / kSumKeys; w < steps * (part + 1) / kSumKeys; ++w) {
-      V q[kLaneVectors];
-#pragma GCC unroll 4
-      for (int v = 0; v < kLaneVectors; ++v) q[v] = hn::LoadU(D(), lanes + v * kLanes);
-      lanes += kRowLanes;
-#pragma GCC unroll 4
-      for (int g = 0; g < kFours; ++g) {
-#pragma GCC unroll 4
-        for (int i = 0; i < 4; ++i) {
-          const V key = broadcast_words<kShare>(four[g] + i * stride);
-#pragma GCC unroll 4
-          for (int v = 0; v < kLaneVectors; ++v)
-            sum[4 * g + i][v] = Product::multiply_add(key, q[v], sum[4 * g + i][v]);
-        }
-        four[g] += kBytes;
-      }
+    for (int v = 0; v < kLaneVectors; ++v) {
+      sum[i][0][v] = sums[i][v];
+#pragma GCC unroll 2
+      for (int chain = 1; chain < kSumChains; ++chain) sum[i][chain][v] = hn::Zero(D());
     }
   }
-#pragma GCC unroll 16
+  for (int64_t step = 0; step < words / kShare; step += kLaneSteps, lanes += kLaneSteps * kRowLanes) {
+    fetch.point();
+#pragma GCC unroll 8
+    for (int x = 0; x < kLaneSteps; ++x) {
+      V q[kLaneVectors];
+#pragma GCC unroll 4
+      for (int v = 0; v < kLaneVectors; ++v) q[v] = hn::LoadU(D(), lanes + x * kRowLanes + v * kLanes);
+#pragma GCC unroll 8
+      for (int i = 0; i < kSumKeys; ++i) {
+        const V key = broadcast_words<kShare>(row[i] + x * kBytes);
+        LaneSums& of_chain = sum[i][x % kSumChains];
+#pragma GCC unroll 4
+        for (int v = 0; v < kLaneVectors; ++v) of_chain[v] = Product::multiply_add(key, q[v], of_chain[v]);
+      }
+    }
+#pragma GCC unroll 8
+    for (int i = 0; i < kSumKeys; ++i) row[i] += kLaneSteps * kBytes;
+  }
+#pragma GCC unroll 8
   for (int i = 0; i < kSumKeys; ++i) {
 #pragma GCC unroll 4
-    for (int v = 0; v < kLaneVectors; ++v) sums[i][v] = sum[i][v];
+    for (int v = 0; v < kLaneVectors; ++v) {
+#pragma GCC unroll 2
+      for (int chain = 1; chain < kSumChains; ++chain) sum[i][0][v] = hn::Add(sum[i][0][v], sum[i][chain][v]);
+      sums[i][v] = sum[i][0][v];
+    }
   }
 }
 
@@ -273,6 +280,8 @@ class LaneKeys {
     words = (std::min(kPart, size_ - c) + kUnit - 1) / kUnit * W::kOfUnit;
   }
   static constexpr int64_t words_before(int64_t c) { return c / kUnit * W::kOfUnit; }
+  /// How often kLaneSteps words of a whole row come.
+  int64_t steps() const { return (size_ + kUnit - 1) / kUnit * W::kOfUnit / kLaneSteps; }
 
   const char* data = nullptr;  ///< of the first row
   int64_t stride = 0;          ///< in bytes
@@ -290,38 +299,39 @@ class LaneKeys {
 /// Scores of up to 16 rows with the keys that `keys` started with.
 template <int kShare, class Keys>
 HWY_INLINE void block_dots(const float* lanes, int64_t rows, Keys& keys, int64_t n, int64_t size, float* s,
-                           int64_t lds, Ahead ahead, int64_t turn) {
+                           int64_t lds, PacedFetch& fetch) {
   LaneSums sums[kLaneKeys];
 #pragma GCC unroll 16
   for (LaneSums& of_key : sums)
     for (V& x : of_key) x = hn::Zero(D());
-  for (int64_t c = 0; c < size; c += Keys::kPart, ahead.rows = 0) {
+  for (int64_t c = 0; c < size; c += Keys::kPart) {
     keys.find(c);
     for (int64_t j = 0; j < kLaneKeys; j += kSumKeys)
       multiply_lanes<typename Keys::Product, kShare>(lanes + Keys::words_before(c) / kShare * kRowLanes,
                                                      keys.data + j * keys.stride, keys.stride, keys.words,
-                                                     sums + j, ahead, turn + j);
+                                                     sums + j, fetch);
   }
   store_lanes<kShare>(sums, rows, n, s, lds);
 }
 
 template <class T, class Words>
 void lane_dots(const FewRows& q, const T* k, int64_t ldk, int64_t n, int64_t size, float* s, int64_t lds,
-               const Ahead& ahead) {
+               RowsAhead& ahead) {
   LaneKeys<T, Words> keys(k, ldk, size);
   const int64_t groups = (q.count + kRowLanes - 1) / kRowLanes;
+  PacedFetch fetch(ahead, ceil_div(n, kLaneKeys) * groups);
   for (int64_t j = 0; j < n; j += kLaneKeys) {
     const int64_t count = std::min(kLaneKeys, n - j);
     keys.start(j, count);
     for (int64_t g = 0; g < groups; ++g) {
       const int64_t first = g * kRowLanes, rows = std::min(kRowLanes, q.count - first);
       const float* const lanes = q.lanes + g * lane_floats(size);
-      const Ahead part = part_of(ahead, g, groups);
       float* const to = s + first * lds + j;
+      fetch.start(keys.steps() / lanes_of_row(rows) * (kLaneKeys / kSumKeys));
       if (lanes_of_row(rows) == 1) {
-        block_dots<1>(lanes, rows, keys, count, size, to, lds, part, j);
+        block_dots<1>(lanes, rows, keys, count, size, to, lds, fetch);
       } else {
-        block_dots<2>(lanes, rows, keys, count, size, to, lds, part, j);
+        block_dots<2>(lanes, rows, keys, count, size, to, lds, fetch);
       }
     }
   }
@@ -358,16 +368,16 @@ constexpr int64_t kPairKeys =
 /// o[r] += sum over j of p[r][j] * v[j] in 32 columns, the weights of two keys a word: ceil(n / 2) of each row.
 template <int R>
 HWY_INLINE void pair_sums_strip(const uint32_t* p, int64_t ldp, const Bf16* v, int64_t ldv, int64_t n,
-                                float* o, int64_t ldo, const Ahead& ahead) {
+                                float* o, int64_t ldo, PacedFetch& fetch) {
   using T = TwoVectors<Bf16>;
   const DU words;
   const auto upper = hn::Set(words, 0xffff0000u), lower = hn::Set(words, 0x0000ffffu);
   V even[R], odd[R];
 #pragma GCC unroll 8
   for (int r = 0; r < R; ++r) T::load(o + r * ldo, even[r], odd[r]);
+  fetch.start((n + 1) / 2);
   for (int64_t j = 0; j < n; j += 2) {
-    fetch(ahead, j);
-    fetch(ahead, j + 1);
+    fetch.point();
     const auto row = [&](int64_t key) HWY_ATTR {
       return hn::LoadU(words, reinterpret_cast<const uint32_t*>(v + key * ldv));
     };
@@ -387,14 +397,10 @@ HWY_INLINE void pair_sums_strip(const uint32_t* p, int64_t ldp, const Bf16* v, i
 
 /// The same of all rows and `size` columns, a multiple of 32.
 HWY_INLINE void pair_sums(const uint32_t* p, int64_t ldp, int64_t rows, const Bf16* v, int64_t ldv, int64_t n,
-                          int64_t size, float* o, int64_t ldo, const Ahead& ahead) {
-  const int64_t strips = size / kUnit;
-  for (int64_t strip = 0; strip < strips; ++strip) {
-    const Ahead part = part_of(ahead, strip, strips);
-    const Bf16* const columns = v + strip * kUnit;
-    float* const to = o + strip * kUnit;
-    for_each_rows<8>(rows, part, [&](auto count, int64_t r, const Ahead& of_rows) HWY_ATTR {
-      pair_sums_strip<count()>(p + r * ldp, ldp, columns, ldv, n, to + r * ldo, ldo, of_rows);
+                          int64_t size, float* o, int64_t ldo, PacedFetch& fetch) {
+  for (int64_t c = 0; c < size; c += kUnit) {
+    for_each_rows<8>(rows, [&](auto count, int64_t r) HWY_ATTR {
+      pair_sums_strip<count()>(p + r * ldp, ldp, v + c, ldv, n, o + r * ldo + c, ldo, fetch);
     });
   }
 }
@@ -415,25 +421,27 @@ HWY_INLINE void pair_weights(const float* p, int64_t n, uint32_t* words) {
 /// Returns to how many columns it added.
 template <class T>
 int64_t sums_of_pairs(const float* p, int64_t ldp, int64_t rows, const T* v, int64_t ldv, int64_t n,
-                      int64_t size, float* o, int64_t ldo, const Ahead& ahead) {
+                      int64_t size, float* o, int64_t ldo, RowsAhead& ahead) {
   constexpr int64_t kWeights = kAttendKeys / 2, kColumns = kUnitsAtOnce * kUnit;
   const int64_t whole = size / kUnit * kUnit;
   alignas(64) uint32_t weights[kMostLaneRows * kWeights];
   for (int64_t r = 0; r < rows; ++r) pair_weights<T>(p + r * ldp, n, weights + r * kWeights);
+  const int64_t passes = whole / kUnit * passes_of_rows<8>(rows);
   if constexpr (std::is_same_v<T, Bf16>) {
-    pair_sums(weights, kWeights, rows, v, ldv, n, whole, o, ldo, ahead);
+    PacedFetch fetch(ahead, passes);
+    pair_sums(weights, kWeights, rows, v, ldv, n, whole, o, ldo, fetch);
   } else {
     using W = LaneWords<T, Bf16Words>;
     alignas(64) float words[kPairKeys * kColumns / 2];
+    PacedFetch fetch(ahead, ceil_div(n, kPairKeys) * passes);
     for (int64_t j = 0; j < n; j += kPairKeys) {
       const int64_t keys = std::min(kPairKeys, n - j);
-      for (int64_t i = 0; i < keys; ++i) fetch(ahead, j + i);
       for (int64_t c = 0; c < whole; c += kColumns) {
         const int64_t columns = std::min(kColumns, whole - c);
         for (int64_t i = 0; i < keys; ++i)
           W::of_row(v + (j + i) * ldv + c, columns, words + i * kColumns / 2);
         pair_sums(weights + j / 2, kWeights, rows, reinterpret_cast<const Bf16*>(words), kColumns, keys,
-                  columns, o + c, ldo, {});
+                  columns, o + c, ldo, fetch);
       }
     }
   }

@@ -111,35 +111,34 @@ struct CodeProducts<Bf16Words> {
   }
 };
 
-/// Calls pass(rows, first, ahead) for the rows four at a time, then for what is left of them; `rows` is a constant.
+/// Calls pass(rows, first) for the rows four at a time, then for what is left of them; `rows` is a constant.
 template <class Pass>
-HWY_INLINE void for_each_four(int64_t count, const Ahead& ahead, Pass&& pass) {
-  const int64_t passes = (count + 3) / 4;
-  for (int64_t i = 0; i < passes; ++i) {
-    const Ahead part = part_of(ahead, i, passes);
-    const int64_t r = 4 * i, rows = count - r;
+HWY_INLINE void for_each_four(int64_t count, Pass&& pass) {
+  for (int64_t r = 0; r < count; r += 4) {
+    const int64_t rows = count - r;
     if (rows >= 4) {
-      pass(std::integral_constant<int, 4>(), r, part);
+      pass(std::integral_constant<int, 4>(), r);
     } else if (rows == 3) {
-      pass(std::integral_constant<int, 3>(), r, part);
+      pass(std::integral_constant<int, 3>(), r);
     } else if (rows == 2) {
-      pass(std::integral_constant<int, 2>(), r, part);
+      pass(std::integral_constant<int, 2>(), r);
     } else {
-      pass(std::integral_constant<int, 1>(), r, part);
+      pass(std::integral_constant<int, 1>(), r);
     }
   }
 }
 
 /// sum[r][i] += q[r] * k[i] in 64 columns, or the first of them. A vector of q is loaded once for four keys: loads are what binds.
+/// With `fetches` a point behind each key.
 template <class Words, int R, class Load>
 HWY_INLINE void multiply_codes(const E4M3Tables& tables, const float* q, const E4M3* k, int64_t stride,
-                               const Load& load, V (&sum)[R][4], const Ahead& ahead, int64_t turn) {
+                               const Load& load, V (&sum)[R][4], PacedFetch& fetch, bool fetches) {
   using Products = CodeProducts<Words>;
   V halves[2][4];
 #pragma GCC unroll 4
   for (int i = 0; i < 4; ++i) {
     tables.halves(load(k + i * stride), halves[0][i], halves[1][i]);
-    fetch(ahead, turn + i);
+    if (fetches) fetch.point();
   }
 #pragma GCC unroll 4
   for (int x = 0; x < Products::kVectors; ++x) {
@@ -158,20 +157,20 @@ HWY_INLINE void multiply_codes(const E4M3Tables& tables, const float* q, const E
 /// s[r][i] (+)= dot(q[r], k[i]) of four keys. q is in the order of the tables, of each 64 columns the rows side by side.
 template <class Words, int R>
 HWY_INLINE void dots_of_codes(const E4M3Tables& tables, const float* q, const E4M3* k, int64_t stride,
-                              int64_t size, bool first, float* s, int64_t lds, Ahead ahead, int64_t turn) {
+                              int64_t size, bool first, float* s, int64_t lds, PacedFetch& fetch) {
   constexpr int64_t kQuery = R * CodeProducts<Words>::kVectors * kLanes;
   V sum[R][4];
   for (auto& row : sum)
     for (V& x : row) x = hn::Zero(D());
   int64_t c = 0;
-  for (; c + kCodes <= size; c += kCodes, q += kQuery, ahead.rows = 0) {
+  for (; c + kCodes <= size; c += kCodes, q += kQuery) {
     const auto load = [](const E4M3* row) HWY_ATTR { return load_codes(row); };
-    multiply_codes<Words, R>(tables, q, k + c, stride, load, sum, ahead, turn);
+    multiply_codes<Words, R>(tables, q, k + c, stride, load, sum, fetch, c == 0);
   }
   if (c < size) {
     const FirstCodes there = first_codes(size - c);
     const auto load = [there](const E4M3* row) HWY_ATTR { return load_codes(row, there); };
-    multiply_codes<Words, R>(tables, q, k + c, stride, load, sum, ahead, turn);
+    multiply_codes<Words, R>(tables, q, k + c, stride, load, sum, fetch, c == 0);
   }
 #pragma GCC unroll 4
   for (int r = 0; r < R; ++r) sums_of_four(sum[r], 1, first, s + r * lds);
@@ -193,22 +192,22 @@ HWY_INLINE void stage_queries(const float* q, int64_t ldq, int64_t size, float* 
 
 template <class Words, int R>
 HWY_NOINLINE void code_dots_of(const float* q, int64_t ldq, const E4M3* k, int64_t ldk, int64_t n,
-                               int64_t size, float* s, int64_t lds, Ahead ahead) {
+                               int64_t size, float* s, int64_t lds, PacedFetch& fetch) {
   constexpr int64_t kColumns = 4 * kCodes;  // whose queries are staged at a time
   const E4M3Tables tables;
   alignas(64) float staged[R * kColumns / kCodes * CodeProducts<Words>::kVectors * kLanes];
-  for (int64_t c = 0; c < size; c += kColumns, ahead.rows = 0) {
+  fetch.start(4 * (n / 4 + n % 4) * ((size + kColumns - 1) / kColumns));
+  for (int64_t c = 0; c < size; c += kColumns) {
     const int64_t columns = std::min(kColumns, size - c);
     const bool first = c == 0;
     stage_queries<Words, R>(q + c, ldq, columns, staged);
     int64_t j = 0;
     for (; j + 4 <= n; j += 4) {
-      dots_of_codes<Words, R>(tables, staged, k + j * ldk + c, ldk, columns, first, s + j, lds, ahead, j);
+      dots_of_codes<Words, R>(tables, staged, k + j * ldk + c, ldk, columns, first, s + j, lds, fetch);
     }
     for (; j < n; ++j) {
-      fetch(ahead, j);
       float dots[R * 4];  // four times the same
-      dots_of_codes<Words, R>(tables, staged, k + j * ldk + c, 0, columns, true, dots, 4, {}, 0);
+      dots_of_codes<Words, R>(tables, staged, k + j * ldk + c, 0, columns, true, dots, 4, fetch);
       for (int r = 0; r < R; ++r) s[r * lds + j] = first ? dots[4 * r] : s[r * lds + j] + dots[4 * r];
     }
   }
@@ -216,9 +215,10 @@ HWY_NOINLINE void code_dots_of(const float* q, int64_t ldq, const E4M3* k, int64
 
 template <class Words>
 void code_dots(const float* q, int64_t ldq, int64_t num_q, const E4M3* k, int64_t ldk, int64_t n,
-               int64_t size, float* s, int64_t lds, const Ahead& ahead) {
-  for_each_four(num_q, ahead, [&](auto rows, int64_t r, const Ahead& part) HWY_ATTR {
-    code_dots_of<Words, rows()>(q + r * ldq, ldq, k, ldk, n, size, s + r * lds, lds, part);
+               int64_t size, float* s, int64_t lds, RowsAhead& ahead) {
+  PacedFetch fetch(ahead, (num_q + 3) / 4);
+  for_each_four(num_q, [&](auto rows, int64_t r) HWY_ATTR {
+    code_dots_of<Words, rows()>(q + r * ldq, ldq, k, ldk, n, size, s + r * lds, lds, fetch);
   });
 }
 
@@ -226,7 +226,7 @@ void code_dots(const float* q, int64_t ldq, int64_t num_q, const E4M3* k, int64_
 template <class Words, int R, int B>
 HWY_INLINE void code_sums_strip(const E4M3Tables& tables, const float* p, int64_t ldp, const E4M3* v,
                                 int64_t ldv, int64_t n, int64_t size, float* o, int64_t ldo,
-                                const Ahead& ahead) {
+                                PacedFetch& fetch) {
   using Products = CodeProducts<Words>;
   FirstCodes there[B];
 #pragma GCC unroll 2
@@ -240,8 +240,9 @@ HWY_INLINE void code_sums_strip(const E4M3Tables& tables, const float* p, int64_
       Products::order(sum[r][b]);
     }
   }
+  fetch.start((n + Products::kKeys - 1) / Products::kKeys);
   for (int64_t j = 0; j < n; j += Products::kKeys, ++p) {
-    for (int64_t i = j; i < j + Products::kKeys; ++i) fetch(ahead, i);
+    fetch.point();
     // Where the last key has no other beside it, it is taken twice: that weight is 0.
     const E4M3 *const row = v + j * ldv, *const next = v + std::min(j + Products::kKeys, n) * ldv - ldv;
 #pragma GCC unroll 2
@@ -268,36 +269,44 @@ HWY_INLINE void code_sums_strip(const E4M3Tables& tables, const float* p, int64_
   }
 }
 
+/// Vectors of codes whose sums of so many rows are in registers: 16 of 32.
+constexpr int64_t blocks_of_codes(int64_t rows) {
+  return rows <= 2 ? 2 : 1;
+}
+/// Strips of columns that code_sums() goes through for so many rows.
+constexpr int64_t code_strips(int64_t rows, int64_t size) {
+  const int64_t strip = blocks_of_codes(rows) * kCodes;
+  return size / strip + (size % strip + kCodes - 1) / kCodes;
+}
 template <class Words, int R>
 HWY_NOINLINE void code_sums(const float* weights, int64_t ldw, const E4M3* v, int64_t ldv, int64_t n,
-                            int64_t size, float* o, int64_t ldo, const Ahead& ahead) {
-  constexpr int64_t kBlocks = R <= 2 ? 2 : 1;  // of sums in registers: 16 of 32
+                            int64_t size, float* o, int64_t ldo, PacedFetch& fetch) {
+  constexpr int64_t kBlocks = blocks_of_codes(R), kStrip = kBlocks * kCodes;
   const E4M3Tables tables;
-  const int64_t whole = size / (kBlocks * kCodes), left = size % (kBlocks * kCodes);
-  const int64_t strips = whole + (left + kCodes - 1) / kCodes;
-  int64_t c = 0, strip = 0;
-  for (; strip < whole; c += kBlocks * kCodes, ++strip)
-    code_sums_strip<Words, R, kBlocks>(tables, weights, ldw, v + c, ldv, n, kBlocks * kCodes, o + c, ldo,
-                                       part_of(ahead, strip, strips));
-  for (; strip < strips; c += kCodes, ++strip)
+  int64_t c = 0;
+  for (; c + kStrip <= size; c += kStrip)
+    code_sums_strip<Words, R, kBlocks>(tables, weights, ldw, v + c, ldv, n, kStrip, o + c, ldo, fetch);
+  for (; c < size; c += kCodes)
     code_sums_strip<Words, R, 1>(tables, weights, ldw, v + c, ldv, n, std::min(kCodes, size - c), o + c, ldo,
-                                 part_of(ahead, strip, strips));
+                                 fetch);
 }
 
 /// Ops::row_sums() of codes.
 template <class Words>
 void code_sums_of_rows(const float* p, int64_t ldp, int64_t num_q, const E4M3* v, int64_t ldv, int64_t n,
-                       int64_t size, float* o, int64_t ldo, const Ahead& ahead) {
-  for_each_four(num_q, ahead, [&](auto rows, int64_t r, const Ahead& part) HWY_ATTR {
+                       int64_t size, float* o, int64_t ldo, RowsAhead& ahead) {
+  PacedFetch fetch(ahead,
+                   num_q / 4 * code_strips(4, size) + (num_q % 4 > 0 ? code_strips(num_q % 4, size) : 0));
+  for_each_four(num_q, [&](auto rows, int64_t r) HWY_ATTR {
     if constexpr (Words::kPairs) {
       constexpr int64_t kWeights = kAttendKeys / 2;
       alignas(64) uint32_t weights[rows() * kWeights];
       for (int64_t i = 0; i < rows(); ++i)
         pair_weights<E4M3Code>(p + (r + i) * ldp, n, weights + i * kWeights);
       code_sums<Words, rows()>(reinterpret_cast<const float*>(weights), kWeights, v, ldv, n, size,
-                               o + r * ldo, ldo, part);
+                               o + r * ldo, ldo, fetch);
     } else {
-      code_sums<Words, rows()>(p + r * ldp, ldp, v, ldv, n, size, o + r * ldo, ldo, part);
+      code_sums<Words, rows()>(p + r * ldp, ldp, v, ldv, n, size, o + r * ldo, ldo, fetch);
     }
   });
 }

@@ -147,12 +147,12 @@ FOVEA_AMX_ROWS inline bool put_scores(const float* tile, int64_t num_q, float* s
 }
 
 template <DType kType, int kQueryParts>
-FOVEA_AMX_ROWS void dots_of(const uint32_t* queries, const TileRows& k, float* s, TilesAhead& ahead) {
+FOVEA_AMX_ROWS void dots_of(const uint32_t* queries, const TileRows& k, float* s, RowsAhead& ahead) {
   constexpr int kParts = parts_of(kType);
   constexpr int kQuarter = static_cast<int>(kKeyProducts<kType, kQueryParts>.size()) / 4;
   alignas(64) uint32_t buffers[2][kParts * 2 * kKeys * kTile];
   RowUnit<kType> next{k};
-  Fetch fetch(ahead);
+  RowFetch fetch(ahead);
   next.look();
   for (int64_t i = 0; i < kKeys; i += kKeys / 4) {
     put_keys(next, i, buffers[0], fetch);
@@ -222,8 +222,8 @@ struct UnitInPlace {
       _mm512_store_si512(to, line_of<false>(row, bytes));
       _mm512_store_si512(to + 64, line_of<false>(row + 64, bytes - 64));
     }
-    rows[0] = {copy, unit.kBytes};
-    rows[1] = {copy + kGroupRows * unit.kBytes, unit.kBytes};
+    rows[0] = {copy, unit.kBytes, unit.kBytes};
+    rows[1] = {copy + kGroupRows * unit.kBytes, unit.kBytes, unit.kBytes};
     // GCC does not know that a tile load reads memory.
     std::atomic_signal_fence(std::memory_order_seq_cst);
   }
@@ -233,15 +233,15 @@ struct UnitInPlace {
 /// tile loads, and longer the more lines are on their way; those with V are twice as many.
 constexpr int kPairsBesideKeys = 2, kPairsBesideValues = 10;
 template <int kPairs>
-FOVEA_AMX_ROWS_INLINE void fetch_pairs(Fetch& fetch) {
+FOVEA_AMX_ROWS_INLINE void fetch_pairs(RowFetch& fetch) {
 #pragma GCC unroll 10
   for (int i = 0; i < kPairs; ++i) fetch.lines<2>();
 }
 
 /// Rows of K come from the second-level cache once, past the first (TILELOADDT1), which has room for what comes again.
-FOVEA_AMX_ROWS void dots_in_place(const uint32_t* queries, const TileRows& k, float* s, TilesAhead& ahead) {
+FOVEA_AMX_ROWS void dots_in_place(const uint32_t* queries, const TileRows& k, float* s, RowsAhead& ahead) {
   UnitInPlace at(k);
-  Fetch fetch(ahead);
+  RowFetch fetch(ahead);
   int64_t &j = at.unit.j, &g = at.unit.g;
   for (; j < k.n; j += kKeys) {
     _tile_zero(0);
@@ -275,10 +275,10 @@ FOVEA_AMX_ROWS void dots_in_place(const uint32_t* queries, const TileRows& k, fl
 /// With weights of kWeightsInPlace: a word of a row of V is columns 2 n and 2 n + 1 of one key, so weights in the lower halves of words, with zeros
 /// above, make the sums of even columns, and those in the upper halves the ones of odd columns. A value that is not finite makes its neighbour NaN.
 FOVEA_AMX_ROWS int64_t sums_in_place(const uint32_t* weights, const TileRows& v, float* o, int64_t ldo,
-                                     TilesAhead& ahead) {
+                                     RowsAhead& ahead) {
   const auto bytes = static_cast<size_t>(ldo * 4);
   UnitInPlace at(v);
-  Fetch fetch(ahead);
+  RowFetch fetch(ahead);
   int64_t &j = at.unit.j, &g = at.unit.g;
   for (; g < at.unit.steps; ++g, o += kElements) {
     _tile_loadd(0, o, bytes);
@@ -308,7 +308,7 @@ FOVEA_AMX_ROWS int64_t sums_in_place(const uint32_t* weights, const TileRows& v,
     _tile_stored(2, o + 2 * kTile, bytes);
     _tile_stored(3, o + 3 * kTile, bytes);
   }
-  fetch.rest();
+  fetch_rest(fetch);
   return v.size;
 }
 
@@ -328,12 +328,12 @@ FOVEA_AMX_ROWS int64_t sums_in_place(const uint32_t* weights, const TileRows& v,
   }
 template <DType kType, int kWeightParts>
 FOVEA_AMX_ROWS int64_t sums_of(const uint32_t* weights, const TileRows& v, float* o, int64_t ldo,
-                               TilesAhead& ahead) {
+                               RowsAhead& ahead) {
   constexpr int kParts = parts_of(kType);
   const auto bytes = static_cast<size_t>(ldo * 4);
   alignas(64) uint32_t buffers[2][kParts * 4 * kTileWords];
   RowUnit<kType> next{v};
-  Fetch fetch(ahead);
+  RowFetch fetch(ahead);
   next.look();
   __m512 left = _mm512_setzero_ps();
   for (int64_t i = 0; i < kTile; i += kTile / 4) {
@@ -377,7 +377,7 @@ FOVEA_AMX_ROWS int64_t sums_of(const uint32_t* weights, const TileRows& v, float
   _tile_stored(1, last + kTile, bytes);
   _tile_stored(2, last + 2 * kTile, bytes);
   _tile_stored(3, last + 3 * kTile, bytes);
-  fetch.rest();
+  fetch_rest(fetch);
   return v.size;
 }
 #undef FOVEA_COLUMNS
@@ -505,7 +505,7 @@ int64_t tile_second_row_amx(int64_t num_p, DType query_type) {
 }
 
 FOVEA_AMX_ROWS void tile_dots_amx(const uint32_t* queries, int64_t num_q, DType query_type, const TileRows& k,
-                                  float* s, TilesAhead& ahead) {
+                                  float* s, RowsAhead& ahead) {
   with_operands(
       num_q, query_type, k.type, [&](auto of) __attribute__((always_inline)) FOVEA_AMX_ROWS {
         if constexpr (of.kType == DType::kBF16)
@@ -529,7 +529,7 @@ FOVEA_AMX_ROWS bool tile_scores_amx(const float* s, int64_t n, int64_t num_q, DT
 }
 
 FOVEA_AMX_ROWS bool tile_weigh_amx(float* s, int64_t n, int64_t num_q, DType query_type, DType value_type,
-                                   float factor, const TileSums& sums, uint32_t* weights, TilesAhead& ahead) {
+                                   float factor, const TileSums& sums, uint32_t* weights, RowsAhead& ahead) {
   return with_operands(
       num_q, query_type, value_type, [&](auto of) __attribute__((always_inline)) FOVEA_AMX_ROWS {
         const auto weigh = [&](auto weigher) __attribute__((always_inline)) FOVEA_AMX_ROWS {
@@ -550,7 +550,7 @@ FOVEA_AMX_ROWS void tile_weights_amx(const float* p, int64_t ldp, int64_t n, int
 }
 
 FOVEA_AMX_ROWS int64_t tile_sums_amx(const uint32_t* weights, int64_t num_p, DType query_type,
-                                     const TileRows& v, float* o, int64_t ldo, TilesAhead& ahead) {
+                                     const TileRows& v, float* o, int64_t ldo, RowsAhead& ahead) {
   return with_operands(
       num_p, query_type, v.type, [&](auto of) __attribute__((always_inline)) FOVEA_AMX_ROWS {
         if constexpr (of.kType == DType::kBF16)

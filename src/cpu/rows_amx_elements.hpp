@@ -238,63 +238,14 @@ FOVEA_AMX_ROWS_INLINE void put_values(const char* first, int64_t first_count, co
   }
 }
 
-/// Fetches rows that will be read soon into the second-level cache, a line or two beside each row that is computed with: where many come at
-/// once they wait for the buffers that loads need, too. A row of each group in turn: where rows of a head are side by side, groups lie in
-/// pages of their own, whose look-ups overlap then. A last group that is not whole is fetched as if it were.
-class Fetch {
- public:
-  FOVEA_AMX_ROWS_INLINE explicit Fetch(TilesAhead& ahead)
-      : ahead_(ahead), row_(ahead.row), group_(ahead.group), at_(ahead.at), end_(ahead.end) {
-    if (at_ == end_) look();
+/// Fetches all that is left. The unit of tiles is kept awake: from memory a line takes 30 to 80 ns.
+FOVEA_AMX_ROWS_INLINE void fetch_rest(RowFetch& fetch) {
+  constexpr int64_t kAwakeLines = 8;
+  for (int64_t line = 0; fetch.more(); ++line) {
+    if (line % kAwakeLines == 0) stay_awake();
+    fetch.lines<1>();
   }
-  FOVEA_AMX_ROWS_INLINE ~Fetch() {
-    ahead_.row = row_;
-    ahead_.group = group_;
-    ahead_.at = at_;
-    ahead_.end = end_;
-  }
-  Fetch(const Fetch&) = delete;
-  Fetch& operator=(const Fetch&) = delete;
-
-  /// The next lines. Inlined at once: GCC drops calls of a function that only prefetches.
-  template <int64_t kLines>
-  FOVEA_AMX_ROWS_INLINE void lines() {
-    for (int64_t line = 0; line < kLines; ++line) _mm_prefetch(at_ + line * kLine, _MM_HINT_T1);
-    at_ += kLines * kLine;
-    if (at_ < end_) return;
-    if (++group_ == ahead_.count) {
-      group_ = 0;
-      ++row_;
-    }
-    look();
-  }
-  /// All that is left.
-  FOVEA_AMX_ROWS_INLINE void rest() {
-    constexpr int64_t kAwakeLines = 8;  // from memory 30 to 80 ns
-    for (int64_t line = 0; more(); ++line) {
-      if (line % kAwakeLines == 0) stay_awake();
-      lines<1>();
-    }
-  }
-
- private:
-  static constexpr int64_t kLine = 64;
-
-  FOVEA_AMX_ROWS_INLINE bool more() const { return row_ < ahead_.rows; }
-  FOVEA_AMX_ROWS_INLINE void look() {
-    // Behind the last row the same line comes again and again.
-    at_ = reinterpret_cast<const char*>(&ahead_);
-    end_ = at_ + kLine;
-    if (!more()) return;
-    const FetchGroup& group = ahead_.groups[group_];
-    at_ = group.rows.row(row_);
-    end_ = at_ + group.bytes;
-  }
-
-  TilesAhead& ahead_;
-  int64_t row_, group_;
-  const char *at_, *end_;
-};
+}
 
 /// A unit: elements [64 g, 64 g + 64) of rows [j, j + 32) of K or V.
 template <DType kType>
@@ -309,7 +260,7 @@ struct RowUnit {
   /// Rows [16 x, 16 x + 16) of the unit, from its first column on.
   RowGroup group(int64_t x) const {
     const RowGroup& rows_of = rows.groups[j / kGroupRows + x];
-    return {rows_of.first + g * kBytes, rows_of.stride};
+    return {rows_of.first + g * kBytes, rows_of.stride, kBytes};
   }
   int64_t count(int64_t r) const { return r < rows.n ? rows.size - g * kElements : 0; }
   const char* row(int64_t r) const {
@@ -330,7 +281,7 @@ __attribute__((noinline)) FOVEA_AMX_ROWS void put_edge_keys(const RowUnit<kType>
 }
 template <DType kType>
 FOVEA_AMX_ROWS_INLINE void put_keys(const RowUnit<kType>& unit, int64_t first, uint32_t* words,
-                                    Fetch& fetch) {
+                                    RowFetch& fetch) {
   if (!unit.whole) return put_edge_keys(unit, first, words);
   const RowGroup rows = unit.group(first / kGroupRows);
   const char* row = rows.row(first % kGroupRows);
@@ -358,7 +309,7 @@ __attribute__((noinline)) FOVEA_AMX_ROWS __m512 put_edge_values(const RowUnit<kT
 }
 template <DType kType>
 FOVEA_AMX_ROWS_INLINE void put_values(const RowUnit<kType>& unit, int64_t first, uint32_t* words,
-                                      __m512& left, Fetch& fetch) {
+                                      __m512& left, RowFetch& fetch) {
   if (!unit.whole) {
     left = _mm512_add_ps(left, put_edge_values(unit, first, words));
     return;

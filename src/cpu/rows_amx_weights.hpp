@@ -67,9 +67,9 @@ class RowWeigher {
   FOVEA_AMX_ROWS RowWeigher(float* s, int64_t n, float factor) : s_(s), n_(n), factor_(factor) {}
 
   /// Raises row_max, rescales older sums and adds to row_sum. False, and nothing is changed, where a score is NaN.
-  FOVEA_AMX_ROWS bool weigh(int64_t num_q, const TileSums& sums, uint32_t* words, TilesAhead& ahead) {
+  FOVEA_AMX_ROWS bool weigh(int64_t num_q, const TileSums& sums, uint32_t* words, RowsAhead& ahead) {
     const __mmask16 exist = below<__mmask16>(num_q);
-    Fetch fetch(ahead);
+    RowFetch fetch(ahead);
     const __m512 old = load(exist, sums.row_max), raised = _mm512_max_ps(old, largest(fetch));
     const __m512 subtract = _mm512_maskz_mov_ps(
         _mm512_cmp_ps_mask(raised, _mm512_set1_ps(-std::numeric_limits<float>::infinity()), _CMP_NEQ_UQ),
@@ -120,7 +120,7 @@ class RowWeigher {
 
   /// The largest score of each lane, times the factor. kSide: they are replaced by those of keys w and w + 16 side by side, parts
   /// added up.
-  FOVEA_AMX_ROWS_INLINE __m512 largest(Fetch& fetch) {
+  FOVEA_AMX_ROWS_INLINE __m512 largest(RowFetch& fetch) {
     const __m512 lowest = _mm512_set1_ps(-std::numeric_limits<float>::infinity());
     __m512 most[4] = {lowest, lowest, lowest, lowest};
     for (int64_t j = 0; j < n_; j += kSide ? kKeys : kTile) {
@@ -149,7 +149,7 @@ class RowWeigher {
   }
 
   /// Weights of 32 keys.
-  FOVEA_AMX_ROWS_INLINE void put(const float* s, uint32_t* words, __m512& sum, Fetch& fetch) const {
+  FOVEA_AMX_ROWS_INLINE void put(const float* s, uint32_t* words, __m512& sum, RowFetch& fetch) const {
     alignas(64) uint32_t lanes[kWordParts][kTileWords];
     __m512 left = _mm512_setzero_ps();
 #pragma GCC unroll 16

@@ -57,13 +57,14 @@ void check_dots(const Ops& ops, int64_t rows, const CodeRows& keys) {
   for (size_t i = 0; i < q.size(); ++i) q[i] = small_number(static_cast<int64_t>(i));
   std::vector<float> lanes(static_cast<size_t>((rows + 15) / 16 * lane_floats(d)));
   FewRows few{q.data(), d, rows};
+  RowsAhead none;
   for (const bool on_lanes : {false, true}) {
     if (on_lanes) {
       if (ops.row_lanes == nullptr || !ops.row_lanes(q.data(), d, rows, d, DType::kE4M3, lanes.data()))
         return;
       few.lanes = lanes.data();
     }
-    ops.row_dots(few, keys.codes.data(), DType::kE4M3, d, n, d, s.data(), kScores, {});
+    ops.row_dots(few, keys.codes.data(), DType::kE4M3, d, n, d, s.data(), kScores, none);
     for (int64_t r = 0; r < rows; ++r) {
       for (int64_t j = 0; j < n; ++j) {
         double sum = 0, size = 0;
@@ -88,7 +89,8 @@ void check_sums(const Ops& ops, int64_t rows, const CodeRows& values) {
   for (size_t i = 0; i < p.size(); ++i) p[i] = small_number(static_cast<int64_t>(i) + 5);
   for (int64_t r = 0; r < rows; ++r)
     for (int64_t c = 0; c < d; ++c) o[static_cast<size_t>(r * ld + c)] = small_number(r + c);
-  ops.row_sums(p.data(), kScores, rows, values.codes.data(), DType::kE4M3, d, n, d, o.data(), ld, {});
+  RowsAhead none;
+  ops.row_sums(p.data(), kScores, rows, values.codes.data(), DType::kE4M3, d, n, d, o.data(), ld, none);
   for (int64_t r = 0; r < rows; ++r) {
     for (int64_t c = 0; c < d; ++c) {
       double sum = small_number(r + c), size = std::abs(sum);
