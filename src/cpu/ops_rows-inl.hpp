@@ -26,7 +26,7 @@ namespace HWY_NAMESPACE {
 template <int R>
 constexpr int64_t kPointKeys = R >= 4 ? 4 : 2;
 
-/// Calls visit(j) for n keys, with a point behind each kKeys.
+/// Calls visit(j) for n keys, with a point in front of each kKeys.
 template <int64_t kKeys, class Visit>
 HWY_INLINE void for_each_key(int64_t n, PacedFetch& fetch, Visit&& visit) {
   int64_t j = 0;
