@@ -48,7 +48,7 @@ def numbers_of(elements: Numbers, dtype: str) -> Numbers:
 
 
 class Caches:
-    """The caches of a row in one piece of memory: random bits, each cache those of the first moved on by some rows."""
+    """The caches of a row in one piece of memory: random numbers, each cache those of the first moved on by some rows."""
 
     def __init__(self, row: Row, count: int) -> None:
         generator = np.random.default_rng(1)
