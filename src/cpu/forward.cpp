@@ -377,8 +377,7 @@ void Forward::attend_rows(const Buffers& buffers, const ScoreTerms& terms, SeenB
 /// Few rows of some key heads against one split of the keys, or all.
 void Forward::compute_rows(const Buffers& buffers, const ScoreTerms& terms, SeenBlocks& blocks,
                            const SplitStore& store, const ThreadScratch& t, int64_t item) const {
-  const int64_t split = item % schedule_.splits_apart();
-  const int64_t first_group = item / schedule_.splits_apart() * schedule_.heads;
+  const auto [first_group, split] = schedule_.row_item(item);
   const Group group = tile_at(buffers, first_group, 0).group;
   for (int64_t x = 0; x < schedule_.heads && split == 0; ++x)
     write_unused_rows(tile_at(buffers, first_group + x, 0).group);

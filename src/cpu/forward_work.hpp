@@ -89,11 +89,22 @@ struct Schedule {
   bool in_turn;        ///< a tile goes through its splits itself, one after the other; the bits are the same
   bool row_path;
   int64_t heads = 1;  ///< key heads of an item of few rows, a divisor of heads_kv
+  /// Items of few rows for the same keys that come one after the other. Where rows of several heads lie side by side, threads read them at
+  /// about the same time then.
+  int64_t heads_in_turn = 1;
   /// Splits that are work items of their own.
   int64_t splits_apart() const { return in_turn ? 1 : splits; }
   /// Rows of a result, where they are few; else 0.
   int64_t few_rows() const { return row_path ? rows : 0; }
   int64_t items() const { return groups / heads * tiles * splits_apart(); }
+  /// The first group and the split of an item of few rows.
+  struct RowItem {
+    int64_t first_group, split;
+  };
+  RowItem row_item(int64_t item) const {
+    const int64_t of_turn = heads_in_turn * splits_apart(), at = item % of_turn;
+    return {(item / of_turn * heads_in_turn + at % heads_in_turn) * heads, at / heads_in_turn};
+  }
   /// Those of a sequence that have keys, at least one.
   int64_t splits_with_keys(int64_t used_k) const {
     return std::clamp<int64_t>(ceil_div(used_k, split_keys), 1, splits);
@@ -119,15 +130,19 @@ struct Schedule {
     const int64_t few = p.seqlen_k < kLongKeys ? std::min(kShortRows, ops.few_rows) : ops.few_rows;
     row_path = rows <= (p.expressions ? kProgramRows : few) && (p.scale > 0 || scales) && p.dropout == 0;
     if (row_path) heads = heads_together(p, options.num_threads);
+    if (row_path && heads_between(p)) heads_in_turn = p.heads_kv / heads;
   }
 
  private:
+  /// Whether rows of other heads lie between those of one.
+  static bool heads_between(const AttentionProblem& p) {
+    return p[Role::kK].stride[2] < p[Role::kK].stride[1];
+  }
   /// Where rows of several heads lie between those of one, the heads go through the keys together, so that memory is read in its order;
   /// as long as there are items enough for all threads. No result depends on it.
   int64_t heads_together(const AttentionProblem& p, int num_threads) const {
     constexpr int64_t kItemsOfThread = 4;
-    const auto& stride = p[Role::kK].stride;
-    if (stride[2] >= stride[1]) return 1;
+    if (!heads_between(p)) return 1;
     for (int64_t together = std::min(kMostRowHeads, p.heads_kv); together > 1; --together) {
       if (p.heads_kv % together == 0 &&
           groups / together * splits_apart() >= kItemsOfThread * std::max(1, num_threads)) {

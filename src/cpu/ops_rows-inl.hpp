@@ -28,7 +28,8 @@ constexpr int64_t kPointKeys = R >= 4 ? 4 : 2;
 
 /// Calls visit(j) for n keys, with a point in front of each kKeys.
 template <int64_t kKeys, class Visit>
-HWY_INLINE void for_each_key(int64_t n, PacedFetch& fetch, Visit&& visit) {
+HWY_INLINE void for_each_key(int64_t n, const FetchShare& of_point, Visit&& visit) {
+  PacedFetch fetch(of_point);
   int64_t j = 0;
   for (; j + kKeys <= n; j += kKeys) {
     fetch.point();
@@ -41,7 +42,7 @@ HWY_INLINE void for_each_key(int64_t n, PacedFetch& fetch, Visit&& visit) {
 /// s[r][j] (+)= dot(q[r], k[j]) over P pairs of vectors, q in registers.
 template <class T, int R, int P>
 HWY_INLINE void dots_strip(const float* q, int64_t ldq, const T* k, int64_t ldk, int64_t n, bool first,
-                           float* s, int64_t lds, PacedFetch& fetch) {
+                           float* s, int64_t lds, const FetchShare& of_point) {
   const D d;
   V query[R][2 * P];
 #pragma GCC unroll 4
@@ -72,7 +73,7 @@ HWY_INLINE void dots_strip(const float* q, int64_t ldq, const T* k, int64_t ldk,
       s[r * lds + j] = first ? dot : s[r * lds + j] + dot;
     }
   };
-  for_each_key<kPointKeys<R>>(n, fetch, dots_of_key);
+  for_each_key<kPointKeys<R>>(n, of_point, dots_of_key);
 }
 
 #if HWY_TARGET != HWY_SCALAR
@@ -89,8 +90,9 @@ constexpr int64_t kMostPairs = 8;  // of a row at a time: a head size of 128
 /// TwoVectors, 2 * kLanes elements a pair, the rows side by side.
 template <class T, int kRows>
 void dots_of_four(const float* q, const T* k, int64_t ldk, int64_t n, int64_t pairs, bool first, float* s,
-                  int64_t lds, PacedFetch& fetch) {
+                  int64_t lds, const FetchShare& of_point) {
   const D d;
+  PacedFetch fetch(of_point);
   for (int64_t j = 0; j < n; j += 4) {
     V sum[kRows][4];
     for (auto& row : sum)
@@ -117,7 +119,7 @@ void dots_of_four(const float* q, const T* k, int64_t ldk, int64_t n, int64_t pa
 /// The same for rows of q as they are, `size` a multiple of 2 * kLanes.
 template <class T, int kRows>
 void dots_of_rows(const float* q, int64_t ldq, const T* k, int64_t ldk, int64_t n, int64_t size, float* s,
-                  int64_t lds, PacedFetch& fetch) {
+                  int64_t lds, const FetchShare& of_point) {
   constexpr int64_t kStep = 2 * kLanes;
   float ordered[kMostPairs * kRows * kStep];
   for (int64_t c = 0; c < size; c += kMostPairs * kStep) {
@@ -130,21 +132,21 @@ void dots_of_rows(const float* q, int64_t ldq, const T* k, int64_t ldk, int64_t 
         hn::StoreU(b, D(), ordered + (kRows * x + r) * kStep + kLanes);
       }
     }
-    dots_of_four<T, kRows>(ordered, k + c, ldk, n, pairs, c == 0, s, lds, fetch);
+    dots_of_four<T, kRows>(ordered, k + c, ldk, n, pairs, c == 0, s, lds, of_point);
   }
 }
 #endif
 
 template <class T, int R>
 void dots(const float* q, int64_t ldq, const T* k, int64_t ldk, int64_t n, int64_t size, float* s,
-          int64_t lds, PacedFetch& fetch) {
+          int64_t lds, const FetchShare& share) {
 #if HWY_TARGET != HWY_SCALAR
   if constexpr (R == 4 || kWholeRows) {
     if (n % 4 == 0 && size % (2 * kLanes) == 0) {
       constexpr int kRows = std::min(R, kDotRows);
-      fetch.start(R / kRows * (n / 4) * (size / (2 * kLanes)));
+      const FetchShare of_point = share.part(R / kRows * (n / 4) * (size / (2 * kLanes)));
       for (int r = 0; r < R; r += kRows)
-        dots_of_rows<T, kRows>(q + r * ldq, ldq, k, ldk, n, size, s + r * lds, lds, fetch);
+        dots_of_rows<T, kRows>(q + r * ldq, ldq, k, ldk, n, size, s + r * lds, lds, of_point);
       return;
     }
   }
@@ -152,12 +154,12 @@ void dots(const float* q, int64_t ldq, const T* k, int64_t ldk, int64_t n, int64
   constexpr int kPairs = R == 4 ? 2 : 4;  // at most 16 registers of q
   constexpr int64_t kWide = 2 * kPairs * kLanes, kNarrow = 2 * kLanes;
   int64_t c = 0;
-  fetch.start(n / kPointKeys<R> * (size / kWide + size % kWide / kNarrow));
+  const FetchShare of_point = share.part(n / kPointKeys<R> * (size / kWide + size % kWide / kNarrow));
   for (; c + kWide <= size; c += kWide) {
-    dots_strip<T, R, kPairs>(q + c, ldq, k + c, ldk, n, c == 0, s, lds, fetch);
+    dots_strip<T, R, kPairs>(q + c, ldq, k + c, ldk, n, c == 0, s, lds, of_point);
   }
   for (; c + kNarrow <= size; c += kNarrow) {
-    dots_strip<T, R, 1>(q + c, ldq, k + c, ldk, n, c == 0, s, lds, fetch);
+    dots_strip<T, R, 1>(q + c, ldq, k + c, ldk, n, c == 0, s, lds, of_point);
   }
   if (c == size) return;
   for (int r = 0; r < R; ++r) {
@@ -172,7 +174,7 @@ void dots(const float* q, int64_t ldq, const T* k, int64_t ldk, int64_t n, int64
 /// o[r] += sum over j of p[r][j] * v[j], P pairs of vectors that stay in registers.
 template <class T, int R, int P>
 HWY_INLINE void sums_strip(const float* p, int64_t ldp, const T* v, int64_t ldv, int64_t n, float* o,
-                           int64_t ldo, PacedFetch& fetch) {
+                           int64_t ldo, const FetchShare& of_point) {
   const D d;
   V acc[R][2 * P];
 #pragma GCC unroll 8
@@ -194,7 +196,7 @@ HWY_INLINE void sums_strip(const float* p, int64_t ldp, const T* v, int64_t ldv,
       }
     }
   };
-  for_each_key<kPointKeys<R>>(n, fetch, add);
+  for_each_key<kPointKeys<R>>(n, of_point, add);
 #pragma GCC unroll 8
   for (int r = 0; r < R; ++r) {
 #pragma GCC unroll 4
@@ -245,11 +247,11 @@ HWY_INLINE void sums_of_keys(const float* p, int64_t ldp, const T* v, int64_t ld
 /// first-level cache.
 template <class T, int kRows>
 void sums_of_rows(const float* p, int64_t ldp, const T* v, int64_t ldv, int64_t n, int64_t size, float* o,
-                  int64_t ldo, PacedFetch& fetch) {
+                  int64_t ldo, const FetchShare& share) {
   constexpr int64_t kStep = 2 * kLanes;
   const D d;
   alignas(64) float ordered[kMostPairs * kRows * kStep];
-  fetch.start((n / 4 + n % 4) * ceil_div(size, kMostPairs * kStep));
+  PacedFetch fetch(share.part((n / 4 + n % 4) * ceil_div(size, kMostPairs * kStep)));
   for (int64_t c = 0; c < size; c += kMostPairs * kStep) {
     const int64_t pairs = std::min(kMostPairs, (size - c) / kStep);
     const auto each_pair = [&](auto&& take) HWY_ATTR {
@@ -281,17 +283,17 @@ void sums_of_rows(const float* p, int64_t ldp, const T* v, int64_t ldv, int64_t 
 
 template <class T, int R>
 void sums(const float* p, int64_t ldp, const T* v, int64_t ldv, int64_t n, int64_t size, float* o,
-          int64_t ldo, PacedFetch& fetch) {
+          int64_t ldo, const FetchShare& share) {
   // So many pairs of vectors of each row stay in registers: 16 of 32, or 8 of 16; of one row what a head size of 128 has.
   constexpr int kPairs = std::clamp((HWY_TARGET == HWY_AVX2 ? 4 : 8) / R, 1, 4);
   constexpr int64_t kWide = 2 * kPairs * kLanes, kNarrow = 2 * kLanes;
   int64_t c = 0;
-  fetch.start(n / kPointKeys<R> * (size / kWide + size % kWide / kNarrow));
+  const FetchShare of_point = share.part(n / kPointKeys<R> * (size / kWide + size % kWide / kNarrow));
   for (; c + kWide <= size; c += kWide) {
-    sums_strip<T, R, kPairs>(p, ldp, v + c, ldv, n, o + c, ldo, fetch);
+    sums_strip<T, R, kPairs>(p, ldp, v + c, ldv, n, o + c, ldo, of_point);
   }
   for (; c + kNarrow <= size; c += kNarrow) {
-    sums_strip<T, R, 1>(p, ldp, v + c, ldv, n, o + c, ldo, fetch);
+    sums_strip<T, R, 1>(p, ldp, v + c, ldv, n, o + c, ldo, of_point);
   }
   for (; c < size; ++c) {
     for (int r = 0; r < R; ++r) {
@@ -314,7 +316,8 @@ int64_t sums_of_floats(const float* p, int64_t ldp, int64_t rows, const T* v, in
   const int64_t whole = size / kUnit * kUnit;
   const V factor = hn::Set(D(), TwoVectors<T>::kFactor);
   alignas(64) float block[kKeys * kColumns];
-  PacedFetch fetch(ahead, ceil_div(n, kKeys) * ceil_div(whole, kColumns) * passes_of_rows<kSumRows>(rows));
+  const FetchShare share = FetchShare::all(ahead).part(ceil_div(n, kKeys) * ceil_div(whole, kColumns) *
+                                                       passes_of_rows<kSumRows>(rows));
   for (int64_t j = 0; j < n; j += kKeys) {
     const int64_t keys = std::min(kKeys, n - j);
     for (int64_t c = 0; c < whole; c += kColumns) {
@@ -328,7 +331,7 @@ int64_t sums_of_floats(const float* p, int64_t ldp, int64_t rows, const T* v, in
       }
       for_each_rows<kSumRows>(rows, [&](auto count, int64_t r) HWY_ATTR {
         sums<float, count()>(p + r * ldp + j, ldp, block, kColumns, keys, columns, o + r * ldo + c, ldo,
-                             fetch);
+                             share);
       });
     }
   }
@@ -378,9 +381,9 @@ void row_dots(const FewRows& q, const void* k, DType type, int64_t ldk, int64_t 
     if constexpr (kInTables<T>) {
       code_dots<Words>(q.rows, q.ld, q.count, keys, ldk, n, d, s, lds, ahead);
     } else {
-      PacedFetch fetch(ahead, passes_of_rows<4>(q.count));
+      const FetchShare share = FetchShare::all(ahead).part(passes_of_rows<4>(q.count));
       for_each_rows<4>(q.count, [&](auto rows, int64_t r) HWY_ATTR {
-        dots<T, rows()>(q.rows + r * q.ld, q.ld, keys, ldk, n, d, s + r * lds, lds, fetch);
+        dots<T, rows()>(q.rows + r * q.ld, q.ld, keys, ldk, n, d, s + r * lds, lds, share);
       });
     }
   });
@@ -410,17 +413,17 @@ void row_sums(const float* p, int64_t ldp, int64_t num_q, const void* v, DType t
       if constexpr (kWholeRows) {  // with more rows products take longer than lines from memory
         if (num_q <= kSumRows && d % (2 * kLanes) == 0) {
           // Two rows and the weights of four keys have 12 of 16 registers.
-          PacedFetch fetch(ahead, passes_of_rows<2>(num_q));
+          const FetchShare share = FetchShare::all(ahead).part(passes_of_rows<2>(num_q));
           for_each_rows<2>(num_q, [&](auto rows, int64_t r) HWY_ATTR {
-            sums_of_rows<T, rows()>(p + r * ldp, ldp, values, ldv, n, d, o + r * ldo, ldo, fetch);
+            sums_of_rows<T, rows()>(p + r * ldp, ldp, values, ldv, n, d, o + r * ldo, ldo, share);
           });
           return;
         }
       }
 #endif
-      PacedFetch fetch(ahead, passes_of_rows<kSumRows>(num_q));
+      const FetchShare share = FetchShare::all(ahead).part(passes_of_rows<kSumRows>(num_q));
       for_each_rows<kSumRows>(num_q, [&](auto rows, int64_t r) HWY_ATTR {
-        sums<T, rows()>(p + r * ldp, ldp, values, ldv, n, d, o + r * ldo, ldo, fetch);
+        sums<T, rows()>(p + r * ldp, ldp, values, ldv, n, d, o + r * ldo, ldo, share);
       });
     }
   });

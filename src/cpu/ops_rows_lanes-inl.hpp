@@ -172,7 +172,7 @@ using LaneSums = V[kLaneVectors];  ///< of one key
 /// sums[key] += the products of `words` words of kSumKeys keys, `stride` bytes apart.
 template <class Product, int kShare>
 HWY_INLINE void multiply_lanes(const float* HWY_RESTRICT lanes, const char* HWY_RESTRICT k, int64_t stride,
-                               int64_t words, LaneSums* HWY_RESTRICT sums, PacedFetch& fetch) {
+                               int64_t words, LaneSums* HWY_RESTRICT sums, const FetchShare& of_point) {
   constexpr int64_t kBytes = kShare * static_cast<int64_t>(sizeof(float));
   const char* row[kSumKeys];
   LaneSums sum[kSumKeys][kSumChains];
@@ -186,6 +186,7 @@ HWY_INLINE void multiply_lanes(const float* HWY_RESTRICT lanes, const char* HWY_
       for (int chain = 1; chain < kSumChains; ++chain) sum[i][chain][v] = hn::Zero(D());
     }
   }
+  PacedFetch fetch(of_point);
   for (int64_t step = 0; step < words / kShare; step += kLaneSteps, lanes += kLaneSteps * kRowLanes) {
     fetch.point();
 #pragma GCC unroll 8
@@ -299,7 +300,7 @@ class LaneKeys {
 /// Scores of up to 16 rows with the keys that `keys` started with.
 template <int kShare, class Keys>
 HWY_INLINE void block_dots(const float* lanes, int64_t rows, Keys& keys, int64_t n, int64_t size, float* s,
-                           int64_t lds, PacedFetch& fetch) {
+                           int64_t lds, const FetchShare& of_point) {
   LaneSums sums[kLaneKeys];
 #pragma GCC unroll 16
   for (LaneSums& of_key : sums)
@@ -309,7 +310,7 @@ HWY_INLINE void block_dots(const float* lanes, int64_t rows, Keys& keys, int64_t
     for (int64_t j = 0; j < kLaneKeys; j += kSumKeys)
       multiply_lanes<typename Keys::Product, kShare>(lanes + Keys::words_before(c) / kShare * kRowLanes,
                                                      keys.data + j * keys.stride, keys.stride, keys.words,
-                                                     sums + j, fetch);
+                                                     sums + j, of_point);
   }
   store_lanes<kShare>(sums, rows, n, s, lds);
 }
@@ -319,7 +320,7 @@ void lane_dots(const FewRows& q, const T* k, int64_t ldk, int64_t n, int64_t siz
                RowsAhead& ahead) {
   LaneKeys<T, Words> keys(k, ldk, size);
   const int64_t groups = (q.count + kRowLanes - 1) / kRowLanes;
-  PacedFetch fetch(ahead, ceil_div(n, kLaneKeys) * groups);
+  const FetchShare of_group = FetchShare::all(ahead).part(ceil_div(n, kLaneKeys) * groups);
   for (int64_t j = 0; j < n; j += kLaneKeys) {
     const int64_t count = std::min(kLaneKeys, n - j);
     keys.start(j, count);
@@ -327,11 +328,11 @@ void lane_dots(const FewRows& q, const T* k, int64_t ldk, int64_t n, int64_t siz
       const int64_t first = g * kRowLanes, rows = std::min(kRowLanes, q.count - first);
       const float* const lanes = q.lanes + g * lane_floats(size);
       float* const to = s + first * lds + j;
-      fetch.start(keys.steps() / lanes_of_row(rows) * (kLaneKeys / kSumKeys));
+      const FetchShare of_point = of_group.part(keys.steps() / lanes_of_row(rows) * (kLaneKeys / kSumKeys));
       if (lanes_of_row(rows) == 1) {
-        block_dots<1>(lanes, rows, keys, count, size, to, lds, fetch);
+        block_dots<1>(lanes, rows, keys, count, size, to, lds, of_point);
       } else {
-        block_dots<2>(lanes, rows, keys, count, size, to, lds, fetch);
+        block_dots<2>(lanes, rows, keys, count, size, to, lds, of_point);
       }
     }
   }
@@ -368,14 +369,14 @@ constexpr int64_t kPairKeys =
 /// o[r] += sum over j of p[r][j] * v[j] in 32 columns, the weights of two keys a word: ceil(n / 2) of each row.
 template <int R>
 HWY_INLINE void pair_sums_strip(const uint32_t* p, int64_t ldp, const Bf16* v, int64_t ldv, int64_t n,
-                                float* o, int64_t ldo, PacedFetch& fetch) {
+                                float* o, int64_t ldo, const FetchShare& share) {
   using T = TwoVectors<Bf16>;
   const DU words;
   const auto upper = hn::Set(words, 0xffff0000u), lower = hn::Set(words, 0x0000ffffu);
   V even[R], odd[R];
 #pragma GCC unroll 8
   for (int r = 0; r < R; ++r) T::load(o + r * ldo, even[r], odd[r]);
-  fetch.start((n + 1) / 2);
+  PacedFetch fetch(share.part((n + 1) / 2));
   for (int64_t j = 0; j < n; j += 2) {
     fetch.point();
     const auto row = [&](int64_t key) HWY_ATTR {
@@ -397,10 +398,10 @@ HWY_INLINE void pair_sums_strip(const uint32_t* p, int64_t ldp, const Bf16* v, i
 
 /// The same of all rows and `size` columns, a multiple of 32.
 HWY_INLINE void pair_sums(const uint32_t* p, int64_t ldp, int64_t rows, const Bf16* v, int64_t ldv, int64_t n,
-                          int64_t size, float* o, int64_t ldo, PacedFetch& fetch) {
+                          int64_t size, float* o, int64_t ldo, const FetchShare& share) {
   for (int64_t c = 0; c < size; c += kUnit) {
     for_each_rows<8>(rows, [&](auto count, int64_t r) HWY_ATTR {
-      pair_sums_strip<count()>(p + r * ldp, ldp, v + c, ldv, n, o + r * ldo + c, ldo, fetch);
+      pair_sums_strip<count()>(p + r * ldp, ldp, v + c, ldv, n, o + r * ldo + c, ldo, share);
     });
   }
 }
@@ -428,12 +429,11 @@ int64_t sums_of_pairs(const float* p, int64_t ldp, int64_t rows, const T* v, int
   for (int64_t r = 0; r < rows; ++r) pair_weights<T>(p + r * ldp, n, weights + r * kWeights);
   const int64_t passes = whole / kUnit * passes_of_rows<8>(rows);
   if constexpr (std::is_same_v<T, Bf16>) {
-    PacedFetch fetch(ahead, passes);
-    pair_sums(weights, kWeights, rows, v, ldv, n, whole, o, ldo, fetch);
+    pair_sums(weights, kWeights, rows, v, ldv, n, whole, o, ldo, FetchShare::all(ahead).part(passes));
   } else {
     using W = LaneWords<T, Bf16Words>;
     alignas(64) float words[kPairKeys * kColumns / 2];
-    PacedFetch fetch(ahead, ceil_div(n, kPairKeys) * passes);
+    const FetchShare share = FetchShare::all(ahead).part(ceil_div(n, kPairKeys) * passes);
     for (int64_t j = 0; j < n; j += kPairKeys) {
       const int64_t keys = std::min(kPairKeys, n - j);
       for (int64_t c = 0; c < whole; c += kColumns) {
@@ -441,7 +441,7 @@ int64_t sums_of_pairs(const float* p, int64_t ldp, int64_t rows, const T* v, int
         for (int64_t i = 0; i < keys; ++i)
           W::of_row(v + (j + i) * ldv + c, columns, words + i * kColumns / 2);
         pair_sums(weights + j / 2, kWeights, rows, reinterpret_cast<const Bf16*>(words), kColumns, keys,
-                  columns, o + c, ldo, fetch);
+                  columns, o + c, ldo, share);
       }
     }
   }

@@ -192,11 +192,11 @@ HWY_INLINE void stage_queries(const float* q, int64_t ldq, int64_t size, float* 
 
 template <class Words, int R>
 HWY_NOINLINE void code_dots_of(const float* q, int64_t ldq, const E4M3* k, int64_t ldk, int64_t n,
-                               int64_t size, float* s, int64_t lds, PacedFetch& fetch) {
+                               int64_t size, float* s, int64_t lds, const FetchShare& share) {
   constexpr int64_t kColumns = 4 * kCodes;  // whose queries are staged at a time
   const E4M3Tables tables;
   alignas(64) float staged[R * kColumns / kCodes * CodeProducts<Words>::kVectors * kLanes];
-  fetch.start(4 * (n / 4 + n % 4) * ((size + kColumns - 1) / kColumns));
+  PacedFetch fetch(share.part(4 * (n / 4 + n % 4) * ((size + kColumns - 1) / kColumns)));
   for (int64_t c = 0; c < size; c += kColumns) {
     const int64_t columns = std::min(kColumns, size - c);
     const bool first = c == 0;
@@ -216,9 +216,9 @@ HWY_NOINLINE void code_dots_of(const float* q, int64_t ldq, const E4M3* k, int64
 template <class Words>
 void code_dots(const float* q, int64_t ldq, int64_t num_q, const E4M3* k, int64_t ldk, int64_t n,
                int64_t size, float* s, int64_t lds, RowsAhead& ahead) {
-  PacedFetch fetch(ahead, (num_q + 3) / 4);
+  const FetchShare share = FetchShare::all(ahead).part((num_q + 3) / 4);
   for_each_four(num_q, [&](auto rows, int64_t r) HWY_ATTR {
-    code_dots_of<Words, rows()>(q + r * ldq, ldq, k, ldk, n, size, s + r * lds, lds, fetch);
+    code_dots_of<Words, rows()>(q + r * ldq, ldq, k, ldk, n, size, s + r * lds, lds, share);
   });
 }
 
@@ -226,7 +226,7 @@ void code_dots(const float* q, int64_t ldq, int64_t num_q, const E4M3* k, int64_
 template <class Words, int R, int B>
 HWY_INLINE void code_sums_strip(const E4M3Tables& tables, const float* p, int64_t ldp, const E4M3* v,
                                 int64_t ldv, int64_t n, int64_t size, float* o, int64_t ldo,
-                                PacedFetch& fetch) {
+                                const FetchShare& share) {
   using Products = CodeProducts<Words>;
   FirstCodes there[B];
 #pragma GCC unroll 2
@@ -240,7 +240,7 @@ HWY_INLINE void code_sums_strip(const E4M3Tables& tables, const float* p, int64_
       Products::order(sum[r][b]);
     }
   }
-  fetch.start((n + Products::kKeys - 1) / Products::kKeys);
+  PacedFetch fetch(share.part((n + Products::kKeys - 1) / Products::kKeys));
   for (int64_t j = 0; j < n; j += Products::kKeys, ++p) {
     fetch.point();
     // Where the last key has no other beside it, it is taken twice: that weight is 0.
@@ -280,23 +280,23 @@ constexpr int64_t code_strips(int64_t rows, int64_t size) {
 }
 template <class Words, int R>
 HWY_NOINLINE void code_sums(const float* weights, int64_t ldw, const E4M3* v, int64_t ldv, int64_t n,
-                            int64_t size, float* o, int64_t ldo, PacedFetch& fetch) {
+                            int64_t size, float* o, int64_t ldo, const FetchShare& share) {
   constexpr int64_t kBlocks = blocks_of_codes(R), kStrip = kBlocks * kCodes;
   const E4M3Tables tables;
   int64_t c = 0;
   for (; c + kStrip <= size; c += kStrip)
-    code_sums_strip<Words, R, kBlocks>(tables, weights, ldw, v + c, ldv, n, kStrip, o + c, ldo, fetch);
+    code_sums_strip<Words, R, kBlocks>(tables, weights, ldw, v + c, ldv, n, kStrip, o + c, ldo, share);
   for (; c < size; c += kCodes)
     code_sums_strip<Words, R, 1>(tables, weights, ldw, v + c, ldv, n, std::min(kCodes, size - c), o + c, ldo,
-                                 fetch);
+                                 share);
 }
 
 /// Ops::row_sums() of codes.
 template <class Words>
 void code_sums_of_rows(const float* p, int64_t ldp, int64_t num_q, const E4M3* v, int64_t ldv, int64_t n,
                        int64_t size, float* o, int64_t ldo, RowsAhead& ahead) {
-  PacedFetch fetch(ahead,
-                   num_q / 4 * code_strips(4, size) + (num_q % 4 > 0 ? code_strips(num_q % 4, size) : 0));
+  const FetchShare share = FetchShare::all(ahead).part(num_q / 4 * code_strips(4, size) +
+                                                       (num_q % 4 > 0 ? code_strips(num_q % 4, size) : 0));
   for_each_four(num_q, [&](auto rows, int64_t r) HWY_ATTR {
     if constexpr (Words::kPairs) {
       constexpr int64_t kWeights = kAttendKeys / 2;
@@ -304,9 +304,9 @@ void code_sums_of_rows(const float* p, int64_t ldp, int64_t num_q, const E4M3* v
       for (int64_t i = 0; i < rows(); ++i)
         pair_weights<E4M3Code>(p + (r + i) * ldp, n, weights + i * kWeights);
       code_sums<Words, rows()>(reinterpret_cast<const float*>(weights), kWeights, v, ldv, n, size,
-                               o + r * ldo, ldo, fetch);
+                               o + r * ldo, ldo, share);
     } else {
-      code_sums<Words, rows()>(p + r * ldp, ldp, v, ldv, n, size, o + r * ldo, ldo, fetch);
+      code_sums<Words, rows()>(p + r * ldp, ldp, v, ldv, n, size, o + r * ldo, ldo, share);
     }
   });
 }

@@ -25,6 +25,7 @@ struct RowsAhead {
   int64_t row = 0, group = 0;
   const char *at = nullptr, *end = nullptr;  ///< the same: at the beginning of that row
   int64_t lines = 0;  ///< that row_dots() and row_sums() fetch; tiles have a pace of their own
+  int64_t due = 0;    ///< what they owe of the next line, in FetchShare's units
 };
 
 /// Fetches what is ahead, a line or two beside each row that is computed with: where many come at once they wait for the buffers that loads
@@ -87,24 +88,36 @@ class RowFetch {
   const char *at_, *end_;
 };
 
-/// The lines that an operation is to fetch (RowsAhead::lines) at an even pace: it consists of `passes` that start(), and each of those has as
-/// many points.
+/// A part of the lines that an operation is to fetch (RowsAhead::lines).
+struct FetchShare {
+  static constexpr int kFraction = 16;  // bits of a line behind the point
+
+  RowsAhead& ahead;
+  int64_t lines;  ///< in units of 2^-kFraction
+
+  static FetchShare all(RowsAhead& ahead) { return {ahead, ahead.lines << kFraction}; }
+  FetchShare part(int64_t parts) const { return {ahead, lines / std::max<int64_t>(parts, 1)}; }
+};
+
+/// Fetches a share of lines at each point. A loop that has points has one of its own, so that it stays in registers.
 class PacedFetch {
  public:
-  FOVEA_FETCH PacedFetch(RowsAhead& ahead, int64_t passes)
-      : fetch_(ahead), of_pass_((ahead.lines << kFraction) / std::max<int64_t>(passes, 1)) {}
-  FOVEA_FETCH void start(int64_t points) { of_point_ = of_pass_ / std::max<int64_t>(points, 1); }
+  FOVEA_FETCH explicit PacedFetch(const FetchShare& of_point)
+      : ahead_(of_point.ahead), fetch_(of_point.ahead), of_point_(of_point.lines), due_(of_point.ahead.due) {}
+  FOVEA_FETCH ~PacedFetch() { ahead_.due = due_; }
+  PacedFetch(const PacedFetch&) = delete;
+  PacedFetch& operator=(const PacedFetch&) = delete;
+
   FOVEA_FETCH void point() {
     due_ += of_point_;
-    fetch_.lines(due_ >> kFraction);
-    due_ &= (int64_t{1} << kFraction) - 1;
+    fetch_.lines(due_ >> FetchShare::kFraction);
+    due_ &= (int64_t{1} << FetchShare::kFraction) - 1;
   }
 
  private:
-  static constexpr int kFraction = 16;  // bits of a line behind the point
-
+  RowsAhead& ahead_;
   RowFetch fetch_;
-  int64_t of_pass_, of_point_ = 0, due_ = 0;  // in such parts of a line
+  int64_t of_point_, due_;
 };
 #undef FOVEA_FETCH
 
