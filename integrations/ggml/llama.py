@@ -241,15 +241,14 @@ def tokens_per_second(llama, model, backend, arguments, repeats):
 
 
 def measured_model(llama, model, long, rounds, rows_with):
-    """llama-bench with and without Fovea, the median of each. Prompts are read in turns. What is generated behind a prompt is repeated in
-    one process, which keeps the cache that the prompt fills: ggml takes 20 minutes to fill one of 16,384 tokens of q8_0 on two cores.
-    `rows_with`: only rows whose names hold one of these texts."""
+    """Yields rows of llama-bench with and without Fovea, the median of each. Prompts are read in turns. What is generated behind a prompt is
+    repeated in one process, which keeps the cache that the prompt fills: ggml takes 20 minutes to fill one of 16,384 tokens of q8_0 on two
+    cores. `rows_with`: only rows whose names hold one of these texts."""
     jobs = [(f"prompt {n}", ["-p", str(n), "-n", "0"]) for n in [512, 4096] + [16384] * long]
     for depth in [4096] + [16384] * long:
         for cache in ("f16", "q8_0"):
             jobs.append((f"generation behind {depth}, cache {cache}",
                          ["-p", "0", "-n", "16", "-d", str(depth), "-ctk", cache, "-ctv", cache]))
-    rows = []
     for name, arguments in jobs:
         if not any(text in name for text in rows_with.split(";")):
             continue
@@ -259,10 +258,8 @@ def measured_model(llama, model, long, rounds, rows_with):
             rates["ggml"] += tokens_per_second(llama, model, None, arguments, repeats)
             rates["fovea"] += tokens_per_second(llama, model, llama.backend, arguments, repeats)
         ggml, fovea = (sorted(rates[who])[rounds // 2] for who in ("ggml", "fovea"))
-        rows.append({"what": name, "ggml_tokens_per_second": ggml, "fovea_tokens_per_second": fovea, "ratio": fovea / ggml,
-                     "rounds": rounds})
         print(f"  {name}: {ggml:.2f} tokens/s, Fovea {fovea:.2f}, {fovea / ggml:.2f} x", flush=True)
-    return rows
+        yield {"what": name, "ggml_tokens_per_second": ggml, "fovea_tokens_per_second": fovea, "ratio": fovea / ggml, "rounds": rounds}
 
 
 # Of what ggml differs from itself without the operation; docs/guide/llama_cpp.md says why.
@@ -305,13 +302,17 @@ def bench(llama, arguments):
     same = {}
     if "operations" in arguments.parts:
         result["operations"] = measured_cases(llama, max(3, arguments.rounds))
+    target = arguments.output or llama.folder / "results.json"
     if "llama_bench" in arguments.parts:
-        result["llama_bench"] = measured_model(llama, model, arguments.long, arguments.rounds, arguments.rows)
+        result["llama_bench"] = []
+        for row in measured_model(llama, model, arguments.long, arguments.rounds, arguments.rows):
+            result["llama_bench"].append(row)
+            written(target, result)  # a run that is cut off keeps the rows that it has: one takes up to half an hour
     if "logits" in arguments.parts:
         result["logits"], same["logits"] = compared_logits(llama, model)
     if "perplexity" in arguments.parts:
         result["perplexity"], same["perplexities"] = perplexity.measured_perplexity(llama, arguments.chunks)
-    written(arguments.output or llama.folder / "results.json", result)
+    written(target, result)
     for what in (what for what, are_same in same.items() if not are_same):
         print("FAILED:", what, "differ")
     return None if all(same.values()) else 1
