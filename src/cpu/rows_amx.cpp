@@ -17,7 +17,7 @@
 // Rows of bfloat16 are operands where they lie, those of V with half of the places of P empty (sums_in_place()).
 //
 // A tile load waits for the stores before it, 50 cycles, and the vectors behind it fill the window meanwhile. So there are two buffers:
-// while a unit of 32 rows and 64 elements is taken apart into one of them, a quarter at a time, tiles multiply what is in the other.
+// while a unit of 32 rows and a line of each is taken apart into one of them, some rows at a time, tiles multiply what is in the other.
 //
 // The unit that multiplies tiles sleeps 250 to 500 ns after its last product, and takes 600 ns to wake up. So it gets a product of nothing
 // wherever there are none for long: stay_awake().
@@ -46,33 +46,44 @@ struct KeyProduct {
 };
 template <DType kType, int kQueryParts>
 constexpr auto kKeyProducts = [] {
-  std::array<KeyProduct, size_t{4} * parts_of(kType) * kQueryParts> products{};
+  std::array<KeyProduct, size_t{2} * halves_of(kType) * parts_of(kType) * kQueryParts> products{};
   size_t count = 0;
-  for (int h = 0; h < 2; ++h)
-    for (int b = 0; b < kQueryParts; ++b)
-      for (int a = 0; a < parts_of(kType); ++a)
+  for (int h = 0; h < halves_of(kType); ++h)
+    for (int a = 0; a < parts_of(kType); ++a)
+      for (int b = 0; b < kQueryParts; ++b)
         for (int t = 0; t < 2; ++t) products[count++] = {h, a, b, t};
   return products;
 }();
 
-/// Products [kFirst, kLast) of a unit, with the queries of its elements. Tiles 0 and 1 sum up, those of neighbouring products.
+/// A tile of keys with part b of the queries, which is tile 6, 7 or 3. Tile numbers must be literals.
+#define FOVEA_KEY_PRODUCT(sums, keys, b)               \
+  if constexpr (b == 0) _tile_dpbf16ps(sums, keys, 6); \
+  if constexpr (b == 1) _tile_dpbf16ps(sums, keys, 7); \
+  if constexpr (b == 2) _tile_dpbf16ps(sums, keys, 3);
+/// Products [kFirst, kLast) of a unit, with the queries of its elements. Tiles 0 and 1 sum up, those of neighbouring products. Each tile of keys and
+/// of queries is loaded once.
 template <DType kType, int kQueryParts, int kFirst, int kLast>
 FOVEA_AMX_ROWS_INLINE void multiply_keys(const uint32_t* keys, const uint32_t* queries) {
   if constexpr (kFirst < kLast) {
     constexpr KeyProduct kThis = kKeyProducts<kType, kQueryParts>[kFirst];
-    const uint32_t* left = keys + ((2 * kThis.a + kThis.h) * kKeys + kThis.t * kTile) * kTile;
-    if constexpr (kThis.a == 0 && kThis.t == 0)
-      _tile_loadd(6, queries + (2 * kThis.b + kThis.h) * kTileWords, 64);
+    constexpr int64_t kHalves = halves_of(kType);
+    constexpr bool kLoadsQueries = kThis.a == 0 && kThis.t == 0;
+    const uint32_t* part = queries + (kHalves * kThis.b + kThis.h) * kTileWords;
+    if constexpr (kLoadsQueries && kThis.b == 0) _tile_loadd(6, part, 64);
+    if constexpr (kLoadsQueries && kThis.b == 1) _tile_loadd(7, part, 64);
+    if constexpr (kLoadsQueries && kThis.b == 2) _tile_loadd(3, part, 64);
+    const uint32_t* left = keys + (kHalves * kThis.a + kThis.h) * kHalf + kThis.t * kTileWords;
     if constexpr (kThis.t == 0) {
-      _tile_loadd(4, left, 64);
-      _tile_dpbf16ps(0, 4, 6);
+      if constexpr (kThis.b == 0) _tile_loadd(4, left, 64);
+      FOVEA_KEY_PRODUCT(0, 4, kThis.b)
     } else {
-      _tile_loadd(5, left, 64);
-      _tile_dpbf16ps(1, 5, 6);
+      if constexpr (kThis.b == 0) _tile_loadd(5, left, 64);
+      FOVEA_KEY_PRODUCT(1, 5, kThis.b)
     }
     multiply_keys<kType, kQueryParts, kFirst + 1, kLast>(keys, queries);
   }
 }
+#undef FOVEA_KEY_PRODUCT
 
 /// Writes the columns of a[16] to the rows of `to`, of which there are `rows`. True where one of them is NaN.
 FOVEA_AMX_ROWS inline bool put_columns(const __m512* a, int64_t rows, float* to, int64_t ld) {
@@ -148,9 +159,9 @@ FOVEA_AMX_ROWS inline bool put_scores(const float* tile, int64_t num_q, float* s
 
 template <DType kType, int kQueryParts>
 FOVEA_AMX_ROWS void dots_of(const uint32_t* queries, const TileRows& k, float* s, RowsAhead& ahead) {
-  constexpr int kParts = parts_of(kType);
-  constexpr int kQuarter = static_cast<int>(kKeyProducts<kType, kQueryParts>.size()) / 4;
-  alignas(64) uint32_t buffers[2][kParts * 2 * kKeys * kTile];
+  constexpr int64_t kHalves = halves_of(kType);
+  constexpr int kProducts = static_cast<int>(kKeyProducts<kType, kQueryParts>.size());
+  alignas(64) uint32_t buffers[2][kHalves * parts_of(kType) * kHalf];
   RowUnit<kType> next{k};
   RowFetch fetch(ahead);
   next.look();
@@ -170,7 +181,7 @@ FOVEA_AMX_ROWS void dots_of(const uint32_t* queries, const TileRows& k, float* s
       next.j += kKeys;
     }
     next.look();
-    const uint32_t *keys = buffers[now], *of = queries + g * kQueryParts * 2 * kTileWords;
+    const uint32_t *keys = buffers[now], *of = queries + g * kQueryParts * kHalves * kTileWords;
     uint32_t* to = buffers[now ^ 1];
     const bool more = next.j < k.n;
     // GCC does not know that a tile load reads memory.
@@ -181,13 +192,13 @@ FOVEA_AMX_ROWS void dots_of(const uint32_t* queries, const TileRows& k, float* s
       _tile_zero(0);
       _tile_zero(1);
     }
-    multiply_keys<kType, kQueryParts, 0, kQuarter>(keys, of);
+    multiply_keys<kType, kQueryParts, 0, kProducts / 4>(keys, of);
     if (more) put_keys(next, kKeys / 4, to, fetch);
-    multiply_keys<kType, kQueryParts, kQuarter, 2 * kQuarter>(keys, of);
+    multiply_keys<kType, kQueryParts, kProducts / 4, kProducts / 2>(keys, of);
     if (more) put_keys(next, kKeys / 2, to, fetch);
-    multiply_keys<kType, kQueryParts, 2 * kQuarter, 3 * kQuarter>(keys, of);
+    multiply_keys<kType, kQueryParts, kProducts / 2, kProducts * 3 / 4>(keys, of);
     if (more) put_keys(next, kKeys * 3 / 4, to, fetch);
-    multiply_keys<kType, kQueryParts, 3 * kQuarter, 4 * kQuarter>(keys, of);
+    multiply_keys<kType, kQueryParts, kProducts * 3 / 4, kProducts>(keys, of);
     g = next.g;
     if (g != 0) continue;
     done = s + j * kTile;
@@ -216,11 +227,11 @@ struct UnitInPlace {
  private:
   __attribute__((noinline)) FOVEA_AMX_ROWS void put_edge() {
     for (int64_t r = 0; r < kKeys; ++r) {
-      const char* row = unit.row(unit.j + r) + unit.g * unit.kBytes;
-      const int64_t bytes = 2 * unit.count(unit.j + r);
+      const char* row = unit.row(unit.j + r);
+      const int64_t bytes = unit.bytes(unit.j + r);
       char* to = copy + r * unit.kBytes;
-      _mm512_store_si512(to, line_of<false>(row, bytes));
-      _mm512_store_si512(to + 64, line_of<false>(row + 64, bytes - 64));
+      _mm512_store_si512(to, line_of(row, bytes));
+      _mm512_store_si512(to + 64, line_of(row + 64, bytes - 64));
     }
     rows[0] = {copy, unit.kBytes, unit.kBytes};
     rows[1] = {copy + kGroupRows * unit.kBytes, unit.kBytes, unit.kBytes};
@@ -280,7 +291,7 @@ FOVEA_AMX_ROWS int64_t sums_in_place(const uint32_t* weights, const TileRows& v,
   UnitInPlace at(v);
   RowFetch fetch(ahead);
   int64_t &j = at.unit.j, &g = at.unit.g;
-  for (; g < at.unit.steps; ++g, o += kElements) {
+  for (; g < at.unit.steps; ++g, o += at.unit.kSize) {
     _tile_loadd(0, o, bytes);
     _tile_loadd(1, o + kTile, bytes);
     _tile_loadd(2, o + 2 * kTile, bytes);
@@ -315,28 +326,29 @@ FOVEA_AMX_ROWS int64_t sums_in_place(const uint32_t* weights, const TileRows& v,
 /// Products of the weights with one tile of 16 columns, all parts. Tile numbers must be literals.
 #define FOVEA_COLUMNS(t)                                                  \
   for (int a = 0; a < kParts; ++a) {                                      \
-    _tile_loadd(7, values + (4 * a + (t)) * kTileWords, 64);              \
+    _tile_loadd(7, values + (kColumnTiles * a + (t)) * kTileWords, 64);   \
     _tile_dpbf16ps(t, 4, 7);                                              \
     if (kWeightParts > 1 && takes(a, 1, kParts)) _tile_dpbf16ps(t, 5, 7); \
     if (kWeightParts > 2 && takes(a, 2, kParts)) _tile_dpbf16ps(t, 6, 7); \
   }
 /// At the first unit of columns the sums of the ones before give way to theirs: a tile later than their last product, as a store waits for it.
-#define FOVEA_EXCHANGE(t)                                                   \
-  if (j == 0) {                                                             \
-    if (g > 0) _tile_stored(t, o + (g - 1) * kElements + (t)*kTile, bytes); \
-    _tile_loadd(t, o + g * kElements + (t)*kTile, bytes);                   \
+#define FOVEA_EXCHANGE(t)                                                    \
+  if (j == 0) {                                                              \
+    if (g > 0) _tile_stored(t, o + (g - 1) * next.kSize + (t)*kTile, bytes); \
+    _tile_loadd(t, o + g * next.kSize + (t)*kTile, bytes);                   \
   }
 template <DType kType, int kWeightParts>
 FOVEA_AMX_ROWS int64_t sums_of(const uint32_t* weights, const TileRows& v, float* o, int64_t ldo,
                                RowsAhead& ahead) {
   constexpr int kParts = parts_of(kType);
+  constexpr int64_t kColumnTiles = column_tiles_of(kType), kPairs = kPairsAtOnce<kType>;
   const auto bytes = static_cast<size_t>(ldo * 4);
-  alignas(64) uint32_t buffers[2][kParts * 4 * kTileWords];
+  alignas(64) uint32_t buffers[2][kParts * kColumnTiles * kTileWords];
   RowUnit<kType> next{v};
   RowFetch fetch(ahead);
   next.look();
   __m512 left = _mm512_setzero_ps();
-  for (int64_t i = 0; i < kTile; i += kTile / 4) {
+  for (int64_t i = 0; i < kTile; i += kPairs) {
     put_values(next, i, buffers[0], left, fetch);
     stay_awake();
   }
@@ -358,25 +370,29 @@ FOVEA_AMX_ROWS int64_t sums_of(const uint32_t* weights, const TileRows& v, float
     if (more) put_values(next, 0, to, left, fetch);
     FOVEA_EXCHANGE(0)
     FOVEA_COLUMNS(0)
-    if (more) put_values(next, kTile / 4, to, left, fetch);
+    if (more) put_values(next, kPairs, to, left, fetch);
     FOVEA_EXCHANGE(1)
     FOVEA_COLUMNS(1)
-    if (more) put_values(next, kTile / 2, to, left, fetch);
-    FOVEA_EXCHANGE(2)
-    FOVEA_COLUMNS(2)
-    if (more) put_values(next, kTile * 3 / 4, to, left, fetch);
-    FOVEA_EXCHANGE(3)
-    FOVEA_COLUMNS(3)
+    if constexpr (kColumnTiles == 4) {
+      if (more) put_values(next, 2 * kPairs, to, left, fetch);
+      FOVEA_EXCHANGE(2)
+      FOVEA_COLUMNS(2)
+      if (more) put_values(next, 3 * kPairs, to, left, fetch);
+      FOVEA_EXCHANGE(3)
+      FOVEA_COLUMNS(3)
+    }
     j = next.j;
     if (j != 0) continue;
-    if (kParts > 1 && _mm512_cmp_ps_mask(left_here, left_here, _CMP_UNORD_Q) != 0) return g * kElements;
+    if (kParts > 1 && _mm512_cmp_ps_mask(left_here, left_here, _CMP_UNORD_Q) != 0) return g * next.kSize;
     g = next.g;
   }
-  float* last = o + (next.steps - 1) * kElements;
+  float* last = o + (next.steps - 1) * next.kSize;
   _tile_stored(0, last, bytes);
   _tile_stored(1, last + kTile, bytes);
-  _tile_stored(2, last + 2 * kTile, bytes);
-  _tile_stored(3, last + 3 * kTile, bytes);
+  if constexpr (kColumnTiles == 4) {
+    _tile_stored(2, last + 2 * kTile, bytes);
+    _tile_stored(3, last + 3 * kTile, bytes);
+  }
   fetch_rest(fetch);
   return v.size;
 }
@@ -482,8 +498,9 @@ FOVEA_AMX_ROWS bool tile_queries_amx(const float* q, int64_t ldq, int64_t num_q,
     return scaled;
   };
   const int64_t tiles = sides ? 1 : parts;
-  for (int64_t g = 0; g * kElements < size; ++g, staged += tiles * 2 * kTileWords) {
-    for (int64_t h = 0; h < 2; ++h) {
+  const int64_t halves = halves_of(key_type);
+  for (int64_t g = 0; g * elements_of(key_type) < size; ++g, staged += tiles * halves * kTileWords) {
+    for (int64_t h = 0; h < halves; ++h) {
       for (int64_t w = 0; w < kTile; ++w) {
         const __m512 a = column(element_of(key_type, g, h, w, 0)),
                      b = column(element_of(key_type, g, h, w, 1));
@@ -493,7 +510,7 @@ FOVEA_AMX_ROWS bool tile_queries_amx(const float* q, int64_t ldq, int64_t num_q,
         if (parts == 3) put_pairs<3>(a, b, words[0], kTile, left);
         if (sides) std::copy_n(words[1], kSideQueries, words[0] + kSideQueries);
         for (int64_t part = 0; part < tiles; ++part)
-          std::copy_n(words[part], kTile, staged + (2 * part + h) * kTileWords + w * kTile);
+          std::copy_n(words[part], kTile, staged + (halves * part + h) * kTileWords + w * kTile);
       }
     }
   }

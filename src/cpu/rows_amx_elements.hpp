@@ -23,15 +23,21 @@ namespace fovea::cpu {
 
 constexpr int kMostParts = 3;
 constexpr int64_t kKeys = 2 * kTile;      // keys of a unit: two tiles of rows of K, or the pairs of one of V
-constexpr int64_t kElements = 4 * kTile;  // elements of a unit: two tiles of K, four of V
+constexpr int64_t kElements = 4 * kTile;  // rows of O have a multiple
 constexpr int64_t kTileWords = kTile * kTile;
 constexpr __mmask32 kUpper = 0xaaaaaaaa;  // the upper halves of words
 
 constexpr int parts_of(DType type) {
   return type == DType::kF32 ? 3 : type == DType::kF16 ? 2 : 1;
 }
-constexpr int64_t steps_of(int64_t size) {
-  return (size + kElements - 1) / kElements;
+/// How many tiles of K the elements of a unit are beside each other. A unit is a line of each row where those are taken apart, so that its parts are
+/// 4 KB in every type: two units, queries and sums stay in a first-level cache of 48 KB that two threads share.
+constexpr int64_t halves_of(DType type) {
+  return type == DType::kF16 ? 1 : 2;
+}
+/// Elements of a unit.
+constexpr int64_t elements_of(DType type) {
+  return halves_of(type) * 2 * kTile;
 }
 
 /// A mask of the elements below `count` of so many.
@@ -117,14 +123,20 @@ FOVEA_AMX_ROWS inline void put_any_halves(__m512i x, uint32_t* words, int64_t st
   };
   put_pairs<2>(scaled(x), scaled(_mm512_srli_epi32(x, 16)), words, stride, left);
 }
+/// Where the words of 32 float16 go: those of part p to words + p * stride.
+struct HalfWords {
+  uint32_t* words;
+  int64_t stride;
+};
 #if defined(__clang__) && __clang_major__ < 15
 // Clang 14 has __m512h only in files that are for AVX512-FP16 as a whole.
 using Large = __m512;
 FOVEA_AMX_ROWS_INLINE Large none_large() {
   return _mm512_setzero_ps();
 }
-FOVEA_AMX_ROWS_INLINE void put_halves(__m512i x, uint32_t* words, int64_t stride, Large& large) {
-  put_any_halves(x, words, stride, large);
+FOVEA_AMX_ROWS_INLINE void put_halves(__m512i x, HalfWords x_to, __m512i y, HalfWords y_to, Large& large) {
+  put_any_halves(x, x_to.words, x_to.stride, large);
+  put_any_halves(y, y_to.words, y_to.stride, large);
 }
 FOVEA_AMX_ROWS_INLINE bool is_nan(Large x) {
   return _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q) != 0;
@@ -134,59 +146,77 @@ using Large = __m512h;
 FOVEA_AMX_ROWS_INLINE Large none_large() {
   return _mm512_setzero_ph();
 }
-/// The same of smaller ones: `large` becomes NaN where some are 64 or more, which have no such parts.
-FOVEA_AMX_ROWS_INLINE void put_halves(__m512i x, uint32_t* words, int64_t stride, Large& large) {
+/// Writes both parts. The second, which it returns, is NaN where x is 64 or more.
+FOVEA_AMX_ROWS_INLINE __m512h put_small_halves(__m512i x, HalfWords to) {
   const __m512i exponent_and_sign = _mm512_set1_epi16(static_cast<short>(0x8fff));
   const __m512h all = _mm512_mul_ph(_mm512_castsi512_ph(x), _mm512_castsi512_ph(_mm512_set1_epi16(0x6400)));
-  const __m512i bits = _mm512_castph_si512(all);
-  const __m512h first =
-      _mm512_castsi512_ph(_mm512_and_si512(bits, _mm512_set1_epi16(static_cast<short>(0xfff8))));
-  const __m512h second = _mm512_sub_ph(all, first);
-  large = _mm512_add_ph(large, second);
-  _mm512_storeu_si512(words, _mm512_and_si512(_mm512_srai_epi16(bits, 3), exponent_and_sign));
-  _mm512_storeu_si512(words + stride,
+  const __m512i first =
+      _mm512_and_si512(_mm512_castph_si512(all), _mm512_set1_epi16(static_cast<short>(0xfff8)));
+  const __m512h second = _mm512_sub_ph(all, _mm512_castsi512_ph(first));
+  _mm512_storeu_si512(to.words,
+                      _mm512_and_si512(_mm512_srai_epi16(_mm512_castph_si512(all), 3), exponent_and_sign));
+  _mm512_storeu_si512(to.words + to.stride,
                       _mm512_and_si512(_mm512_srai_epi16(_mm512_castph_si512(second), 3), exponent_and_sign));
+  return second;
+}
+/// The same of two vectors of smaller ones: `large` becomes NaN where some are 64 or more, which have no such parts. One multiply-add tells of both:
+/// beside tiles there is one port for those.
+FOVEA_AMX_ROWS_INLINE void put_halves(__m512i x, HalfWords x_to, __m512i y, HalfWords y_to, Large& large) {
+  const __m512h second_x = put_small_halves(x, x_to), second_y = put_small_halves(y, y_to);
+  large = _mm512_fmadd_ph(second_x, second_y, large);
 }
 FOVEA_AMX_ROWS_INLINE bool is_nan(Large x) {
   return _mm512_cmp_ph_mask(x, x, _CMP_UNORD_Q) != 0;
 }
 #endif
 
-/// 64 bytes.
-template <bool kWhole>
-FOVEA_AMX_ROWS inline __m512i line_of(const char* at, int64_t count) {
-  return kWhole ? _mm512_loadu_si512(at) : _mm512_maskz_loadu_epi8(below<__mmask64>(count), at);
+/// The first `count` of 64 bytes, zeros behind them.
+FOVEA_AMX_ROWS_INLINE __m512i line_of(const char* at, int64_t count) {
+  return _mm512_maskz_loadu_epi8(below<__mmask64>(count), at);
 }
 
-/// Which elements of a row of K are word w of step g of 64, in half h: put_key() writes them in this order.
+/// Which elements of a row of K are word w of unit g, in half h: put_two_keys() writes them in this order.
 constexpr int64_t element_of(DType type, int64_t g, int64_t h, int64_t w, int64_t which) {
   switch (type) {
     case DType::kE4M3:
-      return kElements * g + 16 * (w / 4) + 8 * h + 2 * (w % 4) + which;
+      return elements_of(type) * g + 16 * (w / 4) + 8 * h + 2 * (w % 4) + which;
     default:
-      return kElements * g + 32 * h + 2 * w + which;
+      return elements_of(type) * g + 32 * h + 2 * w + which;
   }
 }
 
-/// Elements [c, c + 64) of a row of K, of which `count` exist, as words of the left operand: half h of part p at
-/// words + (2 p + h) * kKeys * kTile. Only with kWhole, put_halves() tells `large`.
-template <DType kType, bool kWhole>
-FOVEA_AMX_ROWS_INLINE void put_key(const char* row, int64_t c, int64_t count, uint32_t* words,
-                                   [[maybe_unused]] Large& large) {
-  constexpr int64_t kHalf = kKeys * kTile;
+constexpr int64_t kHalf = kKeys * kTile;  // words of 32 elements of a unit of K
+
+/// 64 float8_e4m3fn of a row of K as words of the left operand: half h at words + h * kHalf.
+FOVEA_AMX_ROWS_INLINE void put_byte_keys(__m512i row, uint32_t* words) {
+  const Bytes bytes = bytes_of(row);
+  _mm512_storeu_si512(words, _mm512_unpacklo_epi8(bytes.low, bytes.high));
+  _mm512_storeu_si512(words + kHalf, _mm512_unpackhi_epi8(bytes.low, bytes.high));
+}
+/// The first `count` bytes of a line of a row of K, zeros behind them.
+template <DType kType>
+FOVEA_AMX_ROWS_INLINE void put_edge_key(const char* row, int64_t count, uint32_t* words) {
+  const __m512i line = line_of(row, count);
   if constexpr (kType == DType::kE4M3) {
-    const Bytes bytes = bytes_of(line_of<kWhole>(row + c, count));
-    _mm512_storeu_si512(words, _mm512_unpacklo_epi8(bytes.low, bytes.high));
-    _mm512_storeu_si512(words + kHalf, _mm512_unpackhi_epi8(bytes.low, bytes.high));
+    put_byte_keys(line, words);
   } else {
-    const char* at = row + 2 * c;
-    __m512 bad = _mm512_setzero_ps();  // the scores tell
-    for (int64_t h = 0; h < 2; ++h, at += 64, count -= 32, words += kHalf) {
-      if constexpr (kWhole)
-        put_halves(line_of<true>(at, 0), words, 2 * kHalf, large);
-      else
-        put_any_halves(line_of<false>(at, 2 * count), words, 2 * kHalf, bad);
+    __m512 left = _mm512_setzero_ps();  // the scores tell
+    put_any_halves(line, words, kHalf, left);
+  }
+}
+
+/// A line of two rows of K as words of the left operand: half h, or part h, at words + h * kHalf, those of the second kTile words behind.
+template <DType kType>
+FOVEA_AMX_ROWS_INLINE void put_two_keys(const char* first, const char* second, uint32_t* words,
+                                        [[maybe_unused]] Large& large) {
+  if constexpr (kType == DType::kE4M3) {
+    for (const char* row : {first, second}) {
+      put_byte_keys(_mm512_loadu_si512(row), words);
+      words += kTile;
     }
+  } else {
+    put_halves(_mm512_loadu_si512(first), {words, kHalf}, _mm512_loadu_si512(second), {words + kTile, kHalf},
+               large);
   }
 }
 
@@ -212,29 +242,30 @@ FOVEA_AMX_ROWS_INLINE void put_byte_values(__m512i first, __m512i second, uint32
   _mm512_storeu_si512(words + 3 * kTileWords, _mm512_unpackhi_epi8(high.low, high.high));
 }
 
-/// Elements [c, c + 64) of two rows of V, of which `first_count` and `second_count` exist, as words of the right operand: those of column_of() tile t
-/// of part p at words + (4 p + t) * kTileWords. `left` becomes NaN where parts of some are not finite.
-/// Only with kWhole, put_halves() tells `large`.
-template <DType kType, bool kWhole>
-FOVEA_AMX_ROWS_INLINE void put_values(const char* first, int64_t first_count, const char* second,
-                                      int64_t second_count, int64_t c, uint32_t* words, __m512& left,
-                                      [[maybe_unused]] Large& large) {
+/// Column tiles of a unit of V.
+constexpr int64_t column_tiles_of(DType type) {
+  return elements_of(type) / kTile;
+}
+/// Lines of two rows of V as words of the right operand: column_of() tile t of part p at words + (column_tiles_of() p + t) * kTileWords.
+template <DType kType>
+FOVEA_AMX_ROWS_INLINE void put_two_values(__m512i first, __m512i second, uint32_t* words,
+                                          [[maybe_unused]] Large& large) {
   if constexpr (kType == DType::kE4M3) {
-    put_byte_values(line_of<kWhole>(first + c, first_count), line_of<kWhole>(second + c, second_count),
-                    words);
+    put_byte_values(first, second, words);
   } else {
-    for (int64_t x = 0; x < kElements; x += 2 * kTile, words += 2 * kTileWords) {
-      const __m512i a = line_of<kWhole>(first + 2 * (c + x), 2 * (first_count - x));
-      const __m512i b = line_of<kWhole>(second + 2 * (c + x), 2 * (second_count - x));
-      const __m512i low = _mm512_unpacklo_epi16(a, b), high = _mm512_unpackhi_epi16(a, b);
-      if constexpr (kWhole) {
-        put_halves(low, words, 4 * kTileWords, large);
-        put_halves(high, words + kTileWords, 4 * kTileWords, large);
-      } else {
-        put_any_halves(low, words, 4 * kTileWords, left);
-        put_any_halves(high, words + kTileWords, 4 * kTileWords, left);
-      }
-    }
+    put_halves(_mm512_unpacklo_epi16(first, second), {words, 2 * kTileWords},
+               _mm512_unpackhi_epi16(first, second), {words + kTileWords, 2 * kTileWords}, large);
+  }
+}
+/// The same of any float16: `left` becomes NaN where parts of some are not finite.
+template <DType kType>
+FOVEA_AMX_ROWS_INLINE void put_any_values(__m512i first, __m512i second, uint32_t* words,
+                                          [[maybe_unused]] __m512& left) {
+  if constexpr (kType == DType::kE4M3) {
+    put_byte_values(first, second, words);
+  } else {
+    put_any_halves(_mm512_unpacklo_epi16(first, second), words, 2 * kTileWords, left);
+    put_any_halves(_mm512_unpackhi_epi16(first, second), words + kTileWords, 2 * kTileWords, left);
   }
 }
 
@@ -247,25 +278,26 @@ FOVEA_AMX_ROWS_INLINE void fetch_rest(RowFetch& fetch) {
   }
 }
 
-/// A unit: elements [64 g, 64 g + 64) of rows [j, j + 32) of K or V.
+/// A unit: kSize elements, from kSize g on, of rows [j, j + 32) of K or V.
 template <DType kType>
 struct RowUnit {
-  static constexpr int64_t kBytes = kElements * size_of(kType), kLines = size_of(kType);
+  static constexpr int64_t kSize = elements_of(kType), kBytes = kSize * size_of(kType);
   const TileRows& rows;
-  int64_t steps = steps_of(rows.size);
+  int64_t steps = (rows.size + kSize - 1) / kSize;
   int64_t j = 0, g = 0;
   bool whole = false;
 
-  void look() { whole = j + kKeys <= rows.n && (g + 1) * kElements <= rows.size; }
+  void look() { whole = j + kKeys <= rows.n && (g + 1) * kSize <= rows.size; }
   /// Rows [16 x, 16 x + 16) of the unit, from its first column on.
   RowGroup group(int64_t x) const {
     const RowGroup& rows_of = rows.groups[j / kGroupRows + x];
     return {rows_of.first + g * kBytes, rows_of.stride, kBytes};
   }
-  int64_t count(int64_t r) const { return r < rows.n ? rows.size - g * kElements : 0; }
+  /// Of the bytes of a line of row r from the unit's first column on, those that exist.
+  int64_t bytes(int64_t r) const { return r < rows.n ? (rows.size - g * kSize) * size_of(kType) : 0; }
   const char* row(int64_t r) const {
     const int64_t exists = std::min(r, rows.n - 1);
-    return rows.groups[exists / kGroupRows].row(exists % kGroupRows);
+    return rows.groups[exists / kGroupRows].row(exists % kGroupRows) + g * kBytes;
   }
 };
 
@@ -273,10 +305,9 @@ struct RowUnit {
 template <DType kType>
 __attribute__((noinline)) FOVEA_AMX_ROWS void put_edge_keys(const RowUnit<kType>& unit, int64_t first,
                                                             uint32_t* words) {
-  Large none = none_large();
   for (int64_t i = first; i < first + kKeys / 4; ++i) {
     const int64_t r = unit.j + i;
-    put_key<kType, false>(unit.row(r), unit.g * kElements, unit.count(r), words + i * kTile, none);
+    put_edge_key<kType>(unit.row(r), unit.bytes(r), words + i * kTile);
   }
 }
 template <DType kType>
@@ -286,24 +317,25 @@ FOVEA_AMX_ROWS_INLINE void put_keys(const RowUnit<kType>& unit, int64_t first, u
   const RowGroup rows = unit.group(first / kGroupRows);
   const char* row = rows.row(first % kGroupRows);
   Large large = none_large();
-#pragma GCC unroll 8
-  for (int64_t i = first; i < first + kKeys / 4; ++i, row += rows.stride) {
-    fetch.lines<RowUnit<kType>::kLines>();
-    put_key<kType, true>(row, 0, kElements, words + i * kTile, large);
+#pragma GCC unroll 4
+  for (int64_t i = first; i < first + kKeys / 4; i += 2, row += 2 * rows.stride) {
+    fetch.lines<2>();
+    put_two_keys<kType>(row, row + rows.stride, words + i * kTile, large);
   }
   if (kType == DType::kF16 && is_nan(large)) put_edge_keys(unit, first, words);
 }
 
-/// A quarter of a unit of V, pairs from `first` on, as the right operand. `left` becomes NaN where parts of some are not finite.
+/// Some pairs of a unit of V, from `first` on, as the right operand. `left` becomes NaN where parts of some are not finite.
+template <DType kType>
+constexpr int64_t kPairsAtOnce = kTile / column_tiles_of(kType);
 template <DType kType>
 __attribute__((noinline)) FOVEA_AMX_ROWS __m512 put_edge_values(const RowUnit<kType>& unit, int64_t first,
                                                                 uint32_t* words) {
   __m512 left = _mm512_setzero_ps();
-  Large none = none_large();
-  for (int64_t i = first; i < first + kTile / 4; ++i) {
+  for (int64_t i = first; i < first + kPairsAtOnce<kType>; ++i) {
     const int64_t r = unit.j + i, second = r + kTile;
-    put_values<kType, false>(unit.row(r), unit.count(r), unit.row(second), unit.count(second),
-                             unit.g * kElements, words + i * kTile, left, none);
+    put_any_values<kType>(line_of(unit.row(r), unit.bytes(r)), line_of(unit.row(second), unit.bytes(second)),
+                          words + i * kTile, left);
   }
   return left;
 }
@@ -317,10 +349,10 @@ FOVEA_AMX_ROWS_INLINE void put_values(const RowUnit<kType>& unit, int64_t first,
   const RowGroup upper = unit.group(0), lower = unit.group(1);
   const char *row = upper.row(first), *second = lower.row(first);
   Large large = none_large();
-#pragma GCC unroll 4
-  for (int64_t i = first; i < first + kTile / 4; ++i, row += upper.stride, second += lower.stride) {
-    fetch.lines<2 * RowUnit<kType>::kLines>();
-    put_values<kType, true>(row, kElements, second, kElements, 0, words + i * kTile, left, large);
+#pragma GCC unroll 8
+  for (int64_t i = first; i < first + kPairsAtOnce<kType>; ++i, row += upper.stride, second += lower.stride) {
+    fetch.lines<2>();
+    put_two_values<kType>(_mm512_loadu_si512(row), _mm512_loadu_si512(second), words + i * kTile, large);
   }
   if (kType == DType::kF16 && is_nan(large)) left = _mm512_add_ps(left, put_edge_values(unit, first, words));
 }

@@ -68,7 +68,7 @@ TEST(FewRows, OverAnyNumberOfKeys) {
   }
 }
 
-/// Tiles take 64 elements at a time.
+/// Tiles take 32 elements at a time, or 64.
 TEST(FewRows, OfEveryHeadSize) {
   constexpr std::array<std::array<int64_t, 2>, 7> kSizes = {
       {{1, 8}, {24, 40}, {63, 65}, {72, 136}, {128, 128}, {192, 80}, {256, 256}}};
