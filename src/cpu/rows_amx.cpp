@@ -1,6 +1,6 @@
 // Few query rows on AMX tiles, whatever their type: every operand is a sum of bfloat16, its parts, and tiles multiply parts.
 //
-//   S[16 queries][keys]      += Q parts . K parts   rows of K are the left operand, 32 keys and 64 elements at a time
+//   S[16 queries][keys]      += Q parts . K parts   rows of K are the left operand, 32 keys and a line of each at a time
 //   O[16 queries][columns]   += P parts . V parts   P is the left operand, pairs of keys of V the right one
 //
 // A bfloat16 and a float8_e4m3fn are one part, a float16 is two, a float32 three, each with the next 8 bits of the significand: no

@@ -293,7 +293,7 @@ struct RowUnit {
     const RowGroup& rows_of = rows.groups[j / kGroupRows + x];
     return {rows_of.first + g * kBytes, rows_of.stride, kBytes};
   }
-  /// Of the bytes of a line of row r from the unit's first column on, those that exist.
+  /// Bytes that row r has from the unit's first column on.
   int64_t bytes(int64_t r) const { return r < rows.n ? (rows.size - g * kSize) * size_of(kType) : 0; }
   const char* row(int64_t r) const {
     const int64_t exists = std::min(r, rows.n - 1);
@@ -325,9 +325,11 @@ FOVEA_AMX_ROWS_INLINE void put_keys(const RowUnit<kType>& unit, int64_t first, u
   if (kType == DType::kF16 && is_nan(large)) put_edge_keys(unit, first, words);
 }
 
-/// Some pairs of a unit of V, from `first` on, as the right operand. `left` becomes NaN where parts of some are not finite.
+/// Pairs of V that are taken apart beside the products of one tile of columns.
 template <DType kType>
 constexpr int64_t kPairsAtOnce = kTile / column_tiles_of(kType);
+
+/// So many pairs of a unit of V, from `first` on, as the right operand. Returns NaN where parts of some are not finite.
 template <DType kType>
 __attribute__((noinline)) FOVEA_AMX_ROWS __m512 put_edge_values(const RowUnit<kType>& unit, int64_t first,
                                                                 uint32_t* words) {
@@ -339,6 +341,7 @@ __attribute__((noinline)) FOVEA_AMX_ROWS __m512 put_edge_values(const RowUnit<kT
   }
   return left;
 }
+/// The same; `left` becomes NaN there.
 template <DType kType>
 FOVEA_AMX_ROWS_INLINE void put_values(const RowUnit<kType>& unit, int64_t first, uint32_t* words,
                                       __m512& left, RowFetch& fetch) {
