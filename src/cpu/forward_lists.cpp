@@ -146,7 +146,6 @@ void ListForward::tile_forward(const Group& group, const ScoreTerms& terms, cons
   const int64_t panel_words = s.score_words() * kPanel;
   for (int64_t x = 0; x < panels; ++x) s.stage_queries(group, lanes[x], t.queries + x * panel_words, t.rows);
   ListReader list(group, query);
-  RowsAhead none;  // rows are gathered
   for (int64_t n; (n = list.read(t.positions, kBlockKeys)) > 0;) {
     const MatrixView keys = gather(group, Role::kK, s.d, t, n), values = gather(group, Role::kV, s.d_v, t, n);
     const KeyBlock block{s.stage_keys(keys, values, n, t.keys),
