@@ -121,7 +121,7 @@ int64_t least_weighed_rows(DType key_type) {
 }
 
 // From so many rows on products of tiles take less time than dot products. Those grow with the rows: a row and key of 128 elements take
-// 4 ns, 19 the first where the elements have 8 bits, and from five rows on more than four. Tiles multiply 16 rows at once, and take 12 to 28 ns.
+// 4 ns, more from the fifth row on, and 19 the first where the elements have 8 bits. Tiles multiply 16 rows at once, and take 12 to 28 ns.
 int64_t least_tile_rows(DType type, DType key_type) {
   switch (key_type) {
     case DType::kE4M3:

@@ -193,17 +193,6 @@ FOVEA_AMX_ROWS_INLINE void put_byte_keys(__m512i row, uint32_t* words) {
   _mm512_storeu_si512(words, _mm512_unpacklo_epi8(bytes.low, bytes.high));
   _mm512_storeu_si512(words + kHalf, _mm512_unpackhi_epi8(bytes.low, bytes.high));
 }
-/// The first `count` bytes of a line of a row of K, zeros behind them.
-template <DType kType>
-FOVEA_AMX_ROWS_INLINE void put_edge_key(const char* row, int64_t count, uint32_t* words) {
-  const __m512i line = line_of(row, count);
-  if constexpr (kType == DType::kE4M3) {
-    put_byte_keys(line, words);
-  } else {
-    __m512 left = _mm512_setzero_ps();  // the scores tell
-    put_any_halves(line, words, kHalf, left);
-  }
-}
 
 /// A line of two rows of K as words of the left operand: half h, or part h, at words + h * kHalf, those of the second kTile words behind.
 template <DType kType>
@@ -257,17 +246,6 @@ FOVEA_AMX_ROWS_INLINE void put_two_values(__m512i first, __m512i second, uint32_
                _mm512_unpackhi_epi16(first, second), {words + kTileWords, 2 * kTileWords}, large);
   }
 }
-/// The same of any float16: `left` becomes NaN where parts of some are not finite.
-template <DType kType>
-FOVEA_AMX_ROWS_INLINE void put_any_values(__m512i first, __m512i second, uint32_t* words,
-                                          [[maybe_unused]] __m512& left) {
-  if constexpr (kType == DType::kE4M3) {
-    put_byte_values(first, second, words);
-  } else {
-    put_any_halves(_mm512_unpacklo_epi16(first, second), words, 2 * kTileWords, left);
-    put_any_halves(_mm512_unpackhi_epi16(first, second), words + kTileWords, 2 * kTileWords, left);
-  }
-}
 
 /// Fetches all that is left. The unit of tiles is kept awake: from memory a line takes 30 to 80 ns.
 FOVEA_AMX_ROWS_INLINE void fetch_rest(RowFetch& fetch) {
@@ -305,9 +283,13 @@ struct RowUnit {
 template <DType kType>
 __attribute__((noinline)) FOVEA_AMX_ROWS void put_edge_keys(const RowUnit<kType>& unit, int64_t first,
                                                             uint32_t* words) {
+  [[maybe_unused]] __m512 left = _mm512_setzero_ps();  // the scores tell
   for (int64_t i = first; i < first + kKeys / 4; ++i) {
-    const int64_t r = unit.j + i;
-    put_edge_key<kType>(unit.row(r), unit.bytes(r), words + i * kTile);
+    const __m512i line = line_of(unit.row(unit.j + i), unit.bytes(unit.j + i));
+    if constexpr (kType == DType::kE4M3)
+      put_byte_keys(line, words + i * kTile);
+    else
+      put_any_halves(line, words + i * kTile, kHalf, left);
   }
 }
 template <DType kType>
@@ -336,8 +318,14 @@ __attribute__((noinline)) FOVEA_AMX_ROWS __m512 put_edge_values(const RowUnit<kT
   __m512 left = _mm512_setzero_ps();
   for (int64_t i = first; i < first + kPairsAtOnce<kType>; ++i) {
     const int64_t r = unit.j + i, second = r + kTile;
-    put_any_values<kType>(line_of(unit.row(r), unit.bytes(r)), line_of(unit.row(second), unit.bytes(second)),
-                          words + i * kTile, left);
+    const __m512i a = line_of(unit.row(r), unit.bytes(r)), b = line_of(unit.row(second), unit.bytes(second));
+    uint32_t* to = words + i * kTile;
+    if constexpr (kType == DType::kE4M3) {
+      put_byte_values(a, b, to);
+    } else {
+      put_any_halves(_mm512_unpacklo_epi16(a, b), to, 2 * kTileWords, left);
+      put_any_halves(_mm512_unpackhi_epi16(a, b), to + kTileWords, 2 * kTileWords, left);
+    }
   }
   return left;
 }
