@@ -27,6 +27,9 @@ inline constexpr int64_t kRunPartBlocks = 4;
 // Keys are split until there are this many work items, where tiles alone would leave cores idle. The number
 // does not depend on the thread count, so results do not either.
 inline constexpr int64_t kWantedItems = 64;
+// Tiles are so high that each thread has so many at least: under a causal mask they differ in length, and with fewer the last one is waited
+// for. Each tile stages keys for itself.
+inline constexpr int64_t kTilesOfThread = 5;
 inline constexpr int64_t kMinSplitKeys = 1024;
 // Results of splits that are kept at a time: 25 KB each at head size 128. Where there would be more, a tile goes through its splits
 // itself.
@@ -122,7 +125,8 @@ struct Schedule {
     const int64_t threads = std::max(1, options.num_threads);
     panels = ops.attend != nullptr
                  ? panels_beside_tiles(all_panels, groups * splits_apart(), ops.max_panels, threads)
-                 : std::clamp<int64_t>(full_tiles * splits_apart() / (8 * threads), 1, ops.max_panels);
+                 : std::clamp<int64_t>(full_tiles * splits_apart() / (kTilesOfThread * threads), 1,
+                                       ops.max_panels);
     panels = std::min(panels, std::max<int64_t>(1, all_panels));
     tiles = std::max<int64_t>(1, ceil_div(all_panels, panels));  // tile 0 also clears unused rows
     panels = std::max<int64_t>(1, ceil_div(all_panels, tiles));

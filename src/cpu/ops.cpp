@@ -35,8 +35,9 @@ constexpr Ops make_ops(const char* name) {
   ops.row_multiple = 1;
   ops.k_multiple = 1;
   ops.attend_parts = 1;
-  ops.max_panels =
-      4;  // Q and O of 192 rows are 192 KB at head size 128 in float32: a second-level cache has 1 MB
+  // Q and O of a panel are 48 KB at head size 128 in float32; a second-level cache has 1 MB where there is AVX-512, else half of it or less.
+  // Keys are staged once for all panels: of pairs, which mostly lie in place, more gain nothing.
+  ops.max_panels = HWY_TARGET == HWY_AVX3 && !kPairs ? 8 : 4;
   ops.scores = scores<Words>;
   ops.accumulate = accumulate<Words>;
   ops.accumulate_strided = accumulate_strided<Words>;
