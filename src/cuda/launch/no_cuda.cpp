@@ -1,5 +1,6 @@
 // The face of a build without CUDA: every backend is listed, and says that it is not there.
 #include <array>
+#include <string>
 #include <utility>
 
 #include "core/status.hpp"
@@ -23,6 +24,15 @@ template <size_t... kFamily>
 std::span<const Backend* const> list(std::index_sequence<kFamily...>) {
   static const std::array all = {&backend<static_cast<Family>(kFamily)>()...};
   return all;
+}
+
+[[noreturn]] void refuse(const std::string& argument, const std::string& got) {
+  throw RequestError(Status::kUnsupported, argument,
+                     argument + ": got " + got +
+                         ", but this build was made without CUDA; configure it with -DFOVEA_CUDA=ON");
+}
+std::string name_of(int device) {
+  return "cuda:" + std::to_string(device);
 }
 
 }  // namespace
@@ -56,33 +66,23 @@ std::string text_of(const Memory&) {
 }
 
 void* allocate(int device, size_t) {
-  throw RequestError(Status::kUnsupported, "device",
-                     "device: got cuda:" + std::to_string(device) +
-                         ", but this build was made without CUDA; configure it with -DFOVEA_CUDA=ON");
+  refuse("device", name_of(device));
 }
 void release(int, void*) noexcept {}
 void copy_to_host(std::span<const HostCopy>, int device, void*) {
-  throw RequestError(Status::kUnsupported, "device",
-                     "device: got cuda:" + std::to_string(device) +
-                         ", but this build was made without CUDA; configure it with -DFOVEA_CUDA=ON");
+  refuse("device", name_of(device));
 }
 void merge(std::span<const TensorDesc>, std::span<const TensorDesc>, const TensorDesc& o, const TensorDesc&,
            void*) {
-  throw RequestError(Status::kUnsupported, "o",
-                     "o: got memory of cuda:" + std::to_string(o.device_id) +
-                         ", but this build was made without CUDA; configure it with -DFOVEA_CUDA=ON");
+  refuse("o", "memory of " + name_of(o.device_id));
 }
 
 void move(std::span<const Box>, DType, DType, bool, int device, void*, int64_t) {
-  throw RequestError(Status::kUnsupported, "device",
-                     "device: got cuda:" + std::to_string(device) +
-                         ", but this build was made without CUDA; configure it with -DFOVEA_CUDA=ON");
+  refuse("device", name_of(device));
 }
 
 std::vector<AheadKernel> compile_ahead(const AttentionProblem&, const AheadRequest& request) {
-  throw RequestError(Status::kUnsupported, "chip",
-                     "chip: got " + request.chip +
-                         ", but this build was made without CUDA; configure it with -DFOVEA_CUDA=ON");
+  refuse("chip", request.chip);
 }
 
 }  // namespace fovea::cuda
