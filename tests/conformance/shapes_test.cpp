@@ -147,8 +147,8 @@ void leave_holes(ProblemSpec& spec, int64_t left) {
   spec.window_right = 3;
 }
 
-/// Tiles of every height that thread counts lead to, whose rows look ahead for what ALiBi adds, and leave out what a mask hides.
-TEST(Shapes, TermsOfTilesOfEveryHeight) {
+/// Six key heads of eight panels: CPUs divide them into tiles of all heights, by the number of threads.
+ProblemSpec many_panels() {
   ProblemSpec spec;
   spec.batch = 3;
   spec.heads_q = 4;
@@ -156,6 +156,22 @@ TEST(Shapes, TermsOfTilesOfEveryHeight) {
   spec.head_dim = spec.head_dim_v = 32;
   spec.seqlen_q = 177;
   spec.seqlen_k = 225;
+  return spec;
+}
+
+TEST(Shapes, TilesOfEveryHeight) {
+  ProblemSpec spec = many_panels();
+  CheckOptions options = forward_only();
+  options.threads = {1, 2, 3, 4, 5, 6, 7, 8};
+  for (const bool causal : {false, true}) {
+    spec.causal = causal;
+    expect_conformance_of_all_types(spec, options);
+  }
+}
+
+/// Rows look ahead for what ALiBi adds, and leave out what a mask hides.
+TEST(Shapes, TermsOfTilesOfEveryHeight) {
+  ProblemSpec spec = many_panels();
   spec.alibi = true;
   spec.logit = 2;
   CheckOptions options;
