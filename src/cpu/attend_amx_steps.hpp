@@ -54,7 +54,7 @@ constexpr auto part_pairs() {
   if constexpr (kParts == 1) {
     return std::array<PartPair, 1>{{{0, 0}}};
   } else if constexpr (kParts == 3) {
-    return std::array<PartPair, 6>{{{2, 0}, {0, 0}, {0, 1}, {1, 1}, {1, 0}, {0, 2}}};
+    return std::array<PartPair, 6>{{{2, 0}, {1, 0}, {1, 1}, {0, 1}, {0, 0}, {0, 2}}};
   } else if constexpr (of == Of::kScores) {
     return std::array<PartPair, 4>{{{0, 0}, {0, 1}, {1, 1}, {1, 0}}};
   } else {
