@@ -55,8 +55,9 @@ void weights_and_gradients(const Problem& a, const Lanes& lanes, const KeyBlock&
   panel_scores(ops, a.group, lanes, a.terms, seen,
                a.s.score_operands(block.keys, t.queries + x * a.s.words_d * kPanel),
                round_up(n, ops.row_multiple), n, block.positions(), t.scores, nullptr, t.pairs);
-  ops.scores(block.values, t.d_outputs + x * a.s.words_dv * kPanel, round_up(n, ops.row_multiple),
-             a.s.words_dv, t.dp, nullptr);
+  const int64_t rows = round_up(n, ops.row_multiple);
+  const LaneEnds ends = ends_of(lanes, block.positions(), rows);
+  ops.scores(block.values, t.d_outputs + x * a.s.words_dv * kPanel, rows, a.s.words_dv, t.dp, nullptr, &ends);
   if (a.terms.dropout) {
     dropout_bits(ops, a.group, lanes, a.terms, n, block.positions(), t.kept);
     ops.multiply_kept(t.dp, t.kept, a.terms.stream.keep_scale, n);
@@ -173,7 +174,8 @@ bool panel_step(const Problem& a, const KeyBlock& block, const PanelStep& step) 
     panel_scores(ops, a.group, step.lanes, a.terms, step.seen,
                  s.score_operands(block.keys, t.queries + x * s.words_d * kPanel), rows, n, block.positions(),
                  t.scores, nullptr, t.pairs);
-    ops.scores(block.values, t.d_outputs + x * s.words_dv * kPanel, rows, s.words_dv, t.dp, nullptr);
+    const LaneEnds ends = ends_of(step.lanes, block.positions(), rows);
+    ops.scores(block.values, t.d_outputs + x * s.words_dv * kPanel, rows, s.words_dv, t.dp, nullptr, &ends);
     ops.gradients(t.scores, t.dp, n, a.terms.factor, step.lse2, step.delta, p, ds, t.ld, ds_pairs,
                   step.ahead);
     if (a.row_gradient != nullptr) store_row_gradient(a, step, block.j0, ds, ds_pairs);
@@ -182,11 +184,12 @@ bool panel_step(const Problem& a, const KeyBlock& block, const PanelStep& step) 
   const WithoutSubnormals mode;
   const float* right = pair == 2 ? t.ds_pairs : ds;
   const int64_t words = s.words_of(n);
+  const LaneEnds ends = ends_of(step.lanes, block.positions(), n, pair);
   if (pair == 2) {
     std::fill(t.ds_pairs + ceil_div(n, 2) * kPanel, t.ds_pairs + words * kPanel, 0.0f);
-    ops.accumulate(block.columns, right, round_up(s.d, ops.row_multiple), words, step.dq, nullptr);
+    ops.accumulate(block.columns, right, round_up(s.d, ops.row_multiple), words, step.dq, nullptr, &ends);
   } else {
-    ops.accumulate_strided(block.columns, right, t.ld, s.d, words, step.dq);
+    ops.accumulate_strided(block.columns, right, t.ld, s.d, words, step.dq, &ends);
   }
   return true;
 }

@@ -70,7 +70,8 @@ void panel_step(const Staging& s, const Group& group, const Lanes& lanes, const 
     const int64_t filled = ceil_div(n, 2);
     std::fill(t.weights + filled * kPanel, t.weights + words * kPanel, 0.0f);
   }
-  ops.accumulate(block.values, right, round_up(s.d_v, ops.row_multiple), words, out.o, t.alpha);
+  const LaneEnds ends = ends_of(lanes, block.positions(), n, ops.word_elements);
+  ops.accumulate(block.values, right, round_up(s.d_v, ops.row_multiple), words, out.o, t.alpha, &ends);
 }
 
 namespace {

@@ -32,12 +32,16 @@ FOVEA_AMX void product(Operand a, const float* b, int64_t ldb, int64_t rows, int
   _tile_release();
 }
 
-FOVEA_AMX void scores(Operand a, const float* b, int64_t rows, int64_t k, float* c, float* column_max) {
+// Products of 16 rows or more are done with before lanes could be told apart: ends are not looked at.
+
+FOVEA_AMX void scores(Operand a, const float* b, int64_t rows, int64_t k, float* c, float* column_max,
+                      const LaneEnds* /*ends*/) {
   product(a, b, kPanel, rows, kPanel, k, c, kPanel, true);
   if (column_max != nullptr) avx512_bf16_ops()->column_max(c, rows, column_max);
 }
 
-FOVEA_AMX void accumulate(Operand a, const float* b, int64_t rows, int64_t k, float* c, const float* alpha) {
+FOVEA_AMX void accumulate(Operand a, const float* b, int64_t rows, int64_t k, float* c, const float* alpha,
+                          const LaneEnds* /*ends*/) {
   if (alpha != nullptr) {
     __m512 factor[kPanel / 16];
     bool same = true;

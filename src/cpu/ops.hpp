@@ -33,6 +33,13 @@ struct Operand {
   int64_t k_stride = 1;
 };
 
+inline constexpr int64_t kLaneStep = 16;
+/// How far lanes of a panel take part in a product, kLaneStep neighbours together: of rows in scores, of reduction words in sums. They do
+/// not fall, and the last is the product's own end. Null stands for that of all.
+struct LaneEnds {
+  int64_t of[kPanel / kLaneStep];
+};
+
 /// Softmax state and scratch of one panel: arrays of kPanel floats. Maxima are in units of log2.
 struct PanelState {
   float* row_max;  ///< running maximum
@@ -189,12 +196,16 @@ struct Ops {
   int k_multiple;     ///< reductions must be padded with zeros to a multiple of this many words
   int max_panels;     ///< of a tile of the forward, which share staged keys and values
 
-  /// c[rows][kPanel] = a b, with b[k][kPanel] words. Raises column_max, when not null, to the maximum of c by lane.
-  void (*scores)(Operand a, const float* b, int64_t rows, int64_t k, float* c, float* column_max);
-  /// c[rows][kPanel] = c * alpha + a b; alpha by lane, null = 1.
-  void (*accumulate)(Operand a, const float* b, int64_t rows, int64_t k, float* c, const float* alpha);
+  /// c[rows][kPanel] = a b, with b[k][kPanel] words. Raises column_max, when not null, to the maximum of c by lane. Rows behind the
+  /// ends of lanes may be left as they are.
+  void (*scores)(Operand a, const float* b, int64_t rows, int64_t k, float* c, float* column_max,
+                 const LaneEnds* ends);
+  /// c[rows][kPanel] = c * alpha + a b; alpha by lane, null = 1. Words of b behind the ends of lanes are 0.
+  void (*accumulate)(Operand a, const float* b, int64_t rows, int64_t k, float* c, const float* alpha,
+                     const LaneEnds* ends);
   /// c[rows][kPanel] += a b with b[k][kPanel] at row stride ldb. Tables of one element a word only.
-  void (*accumulate_strided)(Operand a, const float* b, int64_t ldb, int64_t rows, int64_t k, float* c);
+  void (*accumulate_strided)(Operand a, const float* b, int64_t ldb, int64_t rows, int64_t k, float* c,
+                             const LaneEnds* ends);
   /// c[rows][cols] += a b with b[k][cols]; cols a multiple of 16; a.k_stride is 1.
   void (*update)(Operand a, const float* b, int64_t ldb, int64_t rows, int64_t cols, int64_t k, float* c,
                  int64_t ldc);

@@ -8,6 +8,7 @@
 #define FOVEA_CPU_OPS_PRODUCTS_INL_HPP
 #endif
 
+#include <algorithm>
 #include <cstring>
 
 #include "cpu/ops_vectors-inl.hpp"
@@ -64,11 +65,43 @@ struct Term {
   HWY_INLINE Term at(int64_t row, int64_t column) const { return {data + row * step + column, step, scale}; }
 };
 
+/// How far the vectors of a strip take part in a product that goes to `all`.
+struct VectorEnds {
+  const LaneEnds* lanes = nullptr;
+  int64_t first_lane = 0;
+
+  HWY_INLINE int64_t of(int vector, int64_t all) const {
+    // GCC 12 joins loads of single lanes in such loops, of the next row, too, which may not exist.
+    if (HWY_TARGET == HWY_SCALAR || lanes == nullptr) return all;
+    return lanes->of[(first_lane + vector * kLanes) / kLaneStep];
+  }
+};
+
+/// Adds the products of `steps` steps to vectors from kFirst on, and moves a and b behind these steps.
+template <class Words, bool kUnitRow, int kFirst, int R, int C>
+HWY_INLINE void multiply_steps(const float* HWY_RESTRICT& a, int64_t a_stride, const float* HWY_RESTRICT& b,
+                               int64_t ldb, int64_t steps, V (&acc)[R][C]) {
+  for (int64_t step = 0; step < steps; ++step) {
+    V right[C];
+#pragma GCC unroll 3
+    for (int v = kFirst; v < C; ++v) right[v] = hn::LoadU(D(), b + v * kLanes);
+#pragma GCC unroll 8
+    for (int r = 0; r < R; ++r) {
+      const V left = broadcast_word(kUnitRow ? a + r : a + r * a_stride);
+#pragma GCC unroll 3
+      for (int v = kFirst; v < C; ++v) acc[r][v] = Words::multiply_add(left, right[v], acc[r][v]);
+    }
+    a += kUnitRow ? a_stride : 1;
+    b += ldb;
+  }
+}
+
 /// C[R][C vectors] from K steps. `extra` is column_max for kSetMax and kTermMax, and alpha for kScale.
 template <class Words, Into kInto, bool kUnitRow, int R, int C>
 HWY_INLINE void register_tile(const float* HWY_RESTRICT a, int64_t a_stride, const float* HWY_RESTRICT b,
                               int64_t ldb, int64_t k, float* HWY_RESTRICT c, int64_t ldc,
-                              float* HWY_RESTRICT extra, [[maybe_unused]] const Term& term) {
+                              float* HWY_RESTRICT extra, [[maybe_unused]] const Term& term,
+                              [[maybe_unused]] VectorEnds ends) {
   constexpr bool kMax = kInto == Into::kSetMax || kInto == Into::kTermMax;
   const D d;
   V acc[R][C];
@@ -77,18 +110,13 @@ HWY_INLINE void register_tile(const float* HWY_RESTRICT a, int64_t a_stride, con
 #pragma GCC unroll 3
     for (int v = 0; v < C; ++v) acc[r][v] = hn::Zero(d);
   }
-  for (int64_t step = 0; step < k; ++step) {
-    V right[C];
-#pragma GCC unroll 3
-    for (int v = 0; v < C; ++v) right[v] = hn::LoadU(d, b + v * kLanes);
-#pragma GCC unroll 8
-    for (int r = 0; r < R; ++r) {
-      const V left = broadcast_word(kUnitRow ? a + r : a + r * a_stride);
-#pragma GCC unroll 3
-      for (int v = 0; v < C; ++v) acc[r][v] = Words::multiply_add(left, right[v], acc[r][v]);
-    }
-    a += kUnitRow ? a_stride : 1;
-    b += ldb;
+  if constexpr (kUnitRow) {
+    const int64_t first = ends.of(0, k), second = ends.of(1, k), third = ends.of(2, k);
+    multiply_steps<Words, kUnitRow, 0>(a, a_stride, b, ldb, first, acc);
+    if constexpr (C > 1) multiply_steps<Words, kUnitRow, 1>(a, a_stride, b, ldb, second - first, acc);
+    if constexpr (C > 2) multiply_steps<Words, kUnitRow, 2>(a, a_stride, b, ldb, third - second, acc);
+  } else {
+    multiply_steps<Words, kUnitRow, 0>(a, a_stride, b, ldb, k, acc);
   }
 #pragma GCC unroll 3
   for (int v = 0; v < C; ++v) {
@@ -108,53 +136,60 @@ HWY_INLINE void register_tile(const float* HWY_RESTRICT a, int64_t a_stride, con
   }
 }
 
+/// Rows r to r + R of C vectors. Scores leave out those vectors in front that end before row r.
+template <class Words, Into kInto, bool kUnitRow, int R, int C>
+HWY_INLINE void row_tile(Operand a, const float* b, int64_t ldb, int64_t r, int64_t k, float* c, int64_t ldc,
+                         float* extra, const Term& term, VectorEnds ends) {
+  if constexpr (kInto == Into::kSet && C > 1) {
+    if (ends.of(0, r + 1) <= r)
+      return row_tile<Words, kInto, kUnitRow, R, C - 1>(a, b + kLanes, ldb, r, k, c + kLanes, ldc, extra,
+                                                        term, {ends.lanes, ends.first_lane + kLanes});
+  }
+  register_tile<Words, kInto, kUnitRow, R, C>(a.data + r * a.row_stride, kUnitRow ? a.k_stride : a.row_stride,
+                                              b, ldb, k, c + r * ldc, ldc, extra, term.at(r, 0), ends);
+}
+
 /// All rows of C vectors of columns.
 template <class Words, Into kInto, bool kUnitRow, int C>
 HWY_INLINE void column_strip(Operand a, const float* b, int64_t ldb, int64_t rows, int64_t k, float* c,
-                             int64_t ldc, float* extra, const Term& term) {
-  const int64_t stride = kUnitRow ? a.k_stride : a.row_stride;
+                             int64_t ldc, float* extra, const Term& term, VectorEnds ends) {
   int64_t r = 0;
-  for (; r + kTileRows <= rows; r += kTileRows) {
-    register_tile<Words, kInto, kUnitRow, kTileRows, C>(a.data + r * a.row_stride, stride, b, ldb, k,
-                                                        c + r * ldc, ldc, extra, term.at(r, 0));
-  }
+  for (; r + kTileRows <= rows; r += kTileRows)
+    row_tile<Words, kInto, kUnitRow, kTileRows, C>(a, b, ldb, r, k, c, ldc, extra, term, ends);
   if (kTileRows > 4 && r + 4 <= rows) {
-    register_tile<Words, kInto, kUnitRow, 4, C>(a.data + r * a.row_stride, stride, b, ldb, k, c + r * ldc,
-                                                ldc, extra, term.at(r, 0));
+    row_tile<Words, kInto, kUnitRow, 4, C>(a, b, ldb, r, k, c, ldc, extra, term, ends);
     r += 4;
   }
   if (r + 2 <= rows) {
-    register_tile<Words, kInto, kUnitRow, 2, C>(a.data + r * a.row_stride, stride, b, ldb, k, c + r * ldc,
-                                                ldc, extra, term.at(r, 0));
+    row_tile<Words, kInto, kUnitRow, 2, C>(a, b, ldb, r, k, c, ldc, extra, term, ends);
     r += 2;
   }
-  if (r < rows) {
-    register_tile<Words, kInto, kUnitRow, 1, C>(a.data + r * a.row_stride, stride, b, ldb, k, c + r * ldc,
-                                                ldc, extra, term.at(r, 0));
-  }
+  if (r < rows) row_tile<Words, kInto, kUnitRow, 1, C>(a, b, ldb, r, k, c, ldc, extra, term, ends);
 }
 
 /// Columns in strips of three vectors; two strips of two where one vector would be left over, since a single
 /// one waits for its own latency.
 template <class Words, Into kInto, bool kUnitRow>
 HWY_INLINE void product(Operand a, const float* b, int64_t ldb, int64_t rows, int64_t cols, int64_t k,
-                        float* c, int64_t ldc, float* extra, const Term& term = {}) {
+                        float* c, int64_t ldc, float* extra, const Term& term = {},
+                        const LaneEnds* ends = nullptr) {
   int64_t left = cols / kLanes;
   int64_t col = 0;
   while (left > 0) {
     float* lane_values = extra == nullptr ? nullptr : extra + col;
+    const VectorEnds strip_ends{ends, col};
     if (left == 1) {
       column_strip<Words, kInto, kUnitRow, 1>(a, b + col, ldb, rows, k, c + col, ldc, lane_values,
-                                              term.at(0, col));
+                                              term.at(0, col), strip_ends);
       break;
     }
     const int64_t strip = (left == 2 || left == 4) ? 2 : 3;
     if (strip == 2) {
       column_strip<Words, kInto, kUnitRow, 2>(a, b + col, ldb, rows, k, c + col, ldc, lane_values,
-                                              term.at(0, col));
+                                              term.at(0, col), strip_ends);
     } else {
       column_strip<Words, kInto, kUnitRow, 3>(a, b + col, ldb, rows, k, c + col, ldc, lane_values,
-                                              term.at(0, col));
+                                              term.at(0, col), strip_ends);
     }
     left -= strip;
     col += strip * kLanes;
@@ -162,26 +197,30 @@ HWY_INLINE void product(Operand a, const float* b, int64_t ldb, int64_t rows, in
 }
 
 template <class Words>
-void scores(Operand a, const float* b, int64_t rows, int64_t k, float* c, float* column_max) {
+void scores(Operand a, const float* b, int64_t rows, int64_t k, float* c, float* column_max,
+            const LaneEnds* ends) {
   if (column_max != nullptr) {
     product<Words, Into::kSetMax, false>(a, b, kPanel, rows, kPanel, k, c, kPanel, column_max);
   } else {
-    product<Words, Into::kSet, false>(a, b, kPanel, rows, kPanel, k, c, kPanel, nullptr);
+    product<Words, Into::kSet, false>(a, b, kPanel, rows, kPanel, k, c, kPanel, nullptr, {}, ends);
   }
 }
 
 template <class Words>
-void accumulate(Operand a, const float* b, int64_t rows, int64_t k, float* c, const float* alpha) {
+void accumulate(Operand a, const float* b, int64_t rows, int64_t k, float* c, const float* alpha,
+                const LaneEnds* ends) {
   if (alpha != nullptr) {
-    product<Words, Into::kScale, true>(a, b, kPanel, rows, kPanel, k, c, kPanel, const_cast<float*>(alpha));
+    product<Words, Into::kScale, true>(a, b, kPanel, rows, kPanel, k, c, kPanel, const_cast<float*>(alpha),
+                                       {}, ends);
   } else {
-    product<Words, Into::kAdd, true>(a, b, kPanel, rows, kPanel, k, c, kPanel, nullptr);
+    product<Words, Into::kAdd, true>(a, b, kPanel, rows, kPanel, k, c, kPanel, nullptr, {}, ends);
   }
 }
 
 template <class Words>
-void accumulate_strided(Operand a, const float* b, int64_t ldb, int64_t rows, int64_t k, float* c) {
-  product<Words, Into::kAdd, true>(a, b, ldb, rows, kPanel, k, c, kPanel, nullptr);
+void accumulate_strided(Operand a, const float* b, int64_t ldb, int64_t rows, int64_t k, float* c,
+                        const LaneEnds* ends) {
+  product<Words, Into::kAdd, true>(a, b, ldb, rows, kPanel, k, c, kPanel, nullptr, {}, ends);
 }
 
 template <class Words>

@@ -202,14 +202,28 @@ PairScratch::PairScratch(Scratch& memory, const AttentionProblem& p, const PairP
   seen.known = {memory.take<SeenBlocks::Known>(known), static_cast<size_t>(known)};
 }
 
+LaneEnds ends_of(const Lanes& lanes, KeyPositions positions, int64_t n, int64_t pair) {
+  LaneEnds ends;
+  const int64_t all = ceil_div(n, pair);
+  int64_t before = 0;
+  for (size_t step = 0; step < std::size(ends.of); ++step) {
+    const int32_t* of_step = lanes.end + step * kLaneStep;
+    const int64_t last = *std::max_element(of_step, of_step + kLaneStep) - positions.first;
+    before = std::clamp(ceil_div(last, pair), before, all);
+    ends.of[step] = positions.list != nullptr ? all : before;
+  }
+  ends.of[std::size(ends.of) - 1] = all;
+  return ends;
+}
+
 namespace {
 
 /// s = K Q^T, of rows [K | V] and [Q | QV] where queries meet values.
 void multiply(const Ops& ops, const Group& group, const ScoreOperands& x, int64_t key_rows, float* s,
-              float* maxima) {
-  if (group.key_share == 1.0f) return ops.scores(x.keys, x.queries, key_rows, x.words, s, maxima);
+              float* maxima, const LaneEnds* ends) {
+  if (group.key_share == 1.0f) return ops.scores(x.keys, x.queries, key_rows, x.words, s, maxima, ends);
   const int64_t words = x.words - x.value_words;
-  ops.scores(x.keys, x.queries, key_rows, words, s, nullptr);
+  ops.scores(x.keys, x.queries, key_rows, words, s, nullptr, nullptr);
   for (int64_t i = 0; i < key_rows * kPanel; ++i) s[i] *= group.key_share;
   ops.update({x.keys.data + words, x.keys.row_stride, 1}, x.queries + words * kPanel, kPanel, key_rows,
              kPanel, x.value_words, s, kPanel);
@@ -250,7 +264,8 @@ void scores_of_form(const Ops& ops, const Group& group, const Lanes& lanes, cons
   const bool one_term = addends.seen == nullptr && (addends.distance != nullptr) != (addends.rows != nullptr);
   if (one_term && ops.scores_and_term != nullptr && key_rows == n && group.key_share == 1.0f)
     return ops.scores_and_term(x.keys, x.queries, n, x.words, addends, s, maxima);
-  multiply(ops, group, x, key_rows, s, nullptr);
+  const LaneEnds ends = ends_of(lanes, KeyPositions(j0), key_rows);
+  multiply(ops, group, x, key_rows, s, nullptr, &ends);
   ops.add_terms(s, n, addends, maxima);
 }
 
@@ -263,7 +278,7 @@ bool panel_scores(const Ops& ops, const Group& group, const Lanes& lanes, const 
   const bool inside = positions.list != nullptr || (lanes.all.begin <= j0 && j0 + n <= lanes.all.end);
   const Program* program = terms.programs.program_of(seen);
   if (inside && !terms.any && program == nullptr && key_rows == n) {
-    multiply(ops, group, operands, n, s, maxima);
+    multiply(ops, group, operands, n, s, maxima, nullptr);
     return false;
   }
   if (positions.list == nullptr && scratch.before == nullptr && terms.programs.takes_form(seen)) {
@@ -273,7 +288,9 @@ bool panel_scores(const Ops& ops, const Group& group, const Lanes& lanes, const 
     if (maxima != nullptr) ops.column_max(s, n, maxima);
     return !inside || seen == Seen::kSome;
   }
-  multiply(ops, group, operands, key_rows, s, nullptr);
+  // A program may bring numbers of all pairs together, seen or not.
+  const LaneEnds ends = ends_of(lanes, positions, key_rows);
+  multiply(ops, group, operands, key_rows, s, nullptr, program == nullptr ? &ends : nullptr);
   if (terms.any) scale_products(group, s, n * kPanel);
   if (program != nullptr) {
     if (scratch.before != nullptr) std::copy_n(s, n * kPanel, scratch.before);

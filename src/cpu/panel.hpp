@@ -170,6 +170,9 @@ struct ScoreOperands {
   int64_t words, value_words = 0;
 };
 
+/// How many of n keys lanes see at most, in words of `pair` keys.
+LaneEnds ends_of(const Lanes& lanes, KeyPositions positions, int64_t n, int64_t pair = 1);
+
 /// Computes the masked scores of one panel against n keys, of which `seen` are seen, and raises `maxima`, when given, to
 /// their column maxima. `operands.keys` points at the first of the n keys; those of a list lie in the band of the rows. Returns true
 /// when the band or `sees` masks some of the n x lanes pairs.
