@@ -212,8 +212,8 @@ class StepRows {
 
   int64_t n_ = 0;
   bool far_apart_ = false;  ///< all of them lie evenly, and few in a page
-  bool in_order_ =
-      false;  ///< all of them lie evenly, and elements have 8 bits, which come faster in the order of memory
+  /// All of them lie evenly, and elements have 8 bits, which come faster in the order of memory.
+  bool in_order_ = false;
   RowGroup groups_[2 * kBlockKeys / kGroupRows];
 };
 

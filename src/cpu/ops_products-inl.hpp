@@ -111,7 +111,7 @@ HWY_INLINE void register_tile(const float* HWY_RESTRICT a, int64_t a_stride, con
     for (int v = 0; v < C; ++v) acc[r][v] = hn::Zero(d);
   }
   if constexpr (kUnitRow) {
-    const int64_t first = ends.of(0, k), second = ends.of(1, k), third = ends.of(2, k);
+    const int64_t first = ends.of(0, k), second = ends.of(C > 1 ? 1 : 0, k), third = ends.of(C - 1, k);
     multiply_steps<Words, kUnitRow, 0>(a, a_stride, b, ldb, first, acc);
     if constexpr (C > 1) multiply_steps<Words, kUnitRow, 1>(a, a_stride, b, ldb, second - first, acc);
     if constexpr (C > 2) multiply_steps<Words, kUnitRow, 2>(a, a_stride, b, ldb, third - second, acc);
