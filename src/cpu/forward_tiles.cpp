@@ -85,7 +85,7 @@ struct BlockRun {
   uint32_t own_strips[kMaxPanels * kRunBlocks];
   SeenTable seen;                      ///< what panels see
   std::array<bool, kRunBlocks> met{};  ///< blocks with keys that some panel sees; nothing is known of others
-  bool finite_parts = true;
+  std::array<bool, kRunBlocks> finite_parts{};
   int64_t count = 0;
 
   void add(const KeyBlock& block, const AttendBlock& operand) {
@@ -144,7 +144,9 @@ struct TilePass : TileProblem {
   Seen seen_of_part(const BlockRun& run, size_t i, int64_t x, int64_t begin, int64_t end) const;
   tile::Range seen_keys(const BlockRun& run, size_t i, int64_t x) const;
   bool can_attend(int64_t x, const BlockRun& run) const;
-  bool reads_finite_values(BlockRun& run, const bool* takes) const;
+  bool takes_block(BlockRun& run, int64_t x, size_t i) const;
+  bool takes_blocks(BlockRun& run, int64_t x) const;
+  bool takes_together(BlockRun& run, const bool* takes) const;
   DistanceValues distances(const BlockRun& run) const;
   AttendPanel taker(const BlockRun& run, int64_t x, const DistanceValues& values,
                     PanelTerms& panel_terms) const;
@@ -152,6 +154,9 @@ struct TilePass : TileProblem {
   /// Of what is added to scores before that factor.
   float unit_of_added() const { return kLog2e / attend_factor(); }
   void attend(BlockRun& run, bool* taken);
+  void attend_panel(BlockRun& run, int64_t x, bool* taken);
+  void attend_panels(BlockRun& run, const bool* taken);
+  bool attends_to(BlockRun& run, size_t i, int64_t x);
   bool sees_some(const KeyBlock& block, int64_t x, Seen seen) const;
   void step(BlockRun& run, size_t i, int64_t x);
   void step_blocks(BlockRun& run, const bool* taken);
@@ -204,10 +209,10 @@ void TilePass::add(BlockRun& run, int64_t j0, int64_t n) const {
   const MatrixView values = group.key_rows(Role::kV).block(j0, n, s.d_v, s.type, t.value_rows);
   run.add({{}, {}, values, j0, n}, is_shared ? shared.parts(group, j0) : parts.at(t.part_block));
   if (is_shared) {
-    run.finite_parts = run.finite_parts && (!run.met[i] || shared.finite(group, j0));
+    run.finite_parts[i] = run.met[i] && shared.finite(group, j0);
   } else {
     const MatrixView keys = group.key_rows(Role::kK).block(j0, n, s.d, s.type, t.key_rows);
-    run.finite_parts = parts.stage(s, keys, values, n, t.part_block, t.part_rows);
+    run.finite_parts[i] = parts.stage(s, keys, values, n, t.part_block, t.part_rows);
   }
 }
 
@@ -284,25 +289,38 @@ tile::Range TilePass::seen_keys(const BlockRun& run, size_t i, int64_t x) const 
 
 /// Whether the table has a step for panel x and the keys of a run, some of which it sees.
 bool TilePass::can_attend(int64_t x, const BlockRun& run) const {
-  const bool has_parts = parts.parts == 0 || (run.finite_parts && finite_queries[static_cast<size_t>(x)]);
+  const bool has_parts = parts.parts == 0 || finite_queries[static_cast<size_t>(x)];
   const bool has_unit = !terms.programs.has_form || std::isfinite(unit_of_added());
   return s.ops->attend != nullptr && has_parts && has_unit && group.key_share == 1.0f &&
          run.seen_by(x) != Seen::kNone && lanes[x].any.begin < run.end() && run.first() < lanes[x].any.end;
 }
 
-/// False where a weight of 0 may meet a value that is not finite.
-bool TilePass::reads_finite_values(BlockRun& run, const bool* takes) const {
-  if (parts.parts > 0) return true;  // all are
-  for (int64_t i = 0; i < run.count; ++i) {
-    if (!run.met[static_cast<size_t>(i)]) continue;
-    const KeyBlock& block = run.blocks[static_cast<size_t>(i)];
-    bool whole = !terms.dropout && !terms.any;
+/// Whether the step may take panel x and block i: no value that is not finite meets a weight of 0, and none has parts.
+bool TilePass::takes_block(BlockRun& run, int64_t x, size_t i) const {
+  if (parts.parts > 0) return run.finite_parts[i];
+  const KeyBlock& block = run.blocks[i];
+  const tile::Range& all = lanes[x].all;
+  const bool whole = !terms.dropout && !terms.any &&
+                     run.seen.seen_of(x, static_cast<int64_t>(i)) == Seen::kAll && all.begin <= block.j0 &&
+                     block.j0 + block.n <= all.end;
+  return whole || run.finite[i].all(s);
+}
+
+/// The same for all blocks that it sees.
+bool TilePass::takes_blocks(BlockRun& run, int64_t x) const {
+  for (size_t i = 0; i < static_cast<size_t>(run.count); ++i) {
+    if (sees_some(run.blocks[i], x, run.seen.seen_of(x, static_cast<int64_t>(i))) && !takes_block(run, x, i))
+      return false;
+  }
+  return true;
+}
+
+/// Whether it may take all of these panels together: those that see nothing of a block have weights of 0 there.
+bool TilePass::takes_together(BlockRun& run, const bool* takes) const {
+  for (size_t i = 0; i < static_cast<size_t>(run.count); ++i) {
     for (int64_t x = 0; x < panels; ++x) {
-      const tile::Range& all = lanes[x].all;
-      whole = whole && (!takes[x] || (run.seen.seen_of(x, i) == Seen::kAll && all.begin <= block.j0 &&
-                                      block.j0 + block.n <= all.end));
+      if (run.met[i] && takes[x] && !takes_block(run, x, i)) return false;
     }
-    if (!whole && !run.finite[static_cast<size_t>(i)].all(s)) return false;
   }
   return true;
 }
@@ -371,18 +389,29 @@ float TilePass::attend_factor() const {
   return static_cast<float>(group.problem->scale) * group.product_scale * kLog2e;
 }
 
-/// Attends in one step to a run, for those panels that can. taken[x]: panel x has.
+/// Attends in one step to a run, for those panels that can; taken[x]: panel x has. Which ones can must not depend on the others, since
+/// the number of threads decides which panels are a tile.
 void TilePass::attend(BlockRun& run, bool* taken) {
-  int64_t count = 0;
+  bool can[kMaxPanels];
+  for (int64_t x = 0; x < panels; ++x) can[x] = taken[x] = can_attend(x, run);
+  if (takes_together(run, taken)) return attend_panels(run, taken);
+  std::fill_n(taken, panels, false);
   for (int64_t x = 0; x < panels; ++x) {
-    taken[x] = can_attend(x, run);
-    count += taken[x] ? 1 : 0;
+    if (can[x] && takes_blocks(run, x)) attend_panel(run, x, taken);
   }
+}
+
+/// Panel x alone.
+void TilePass::attend_panel(BlockRun& run, int64_t x, bool* taken) {
+  bool alone[kMaxPanels] = {};
+  alone[x] = taken[x] = true;
+  attend_panels(run, alone);
+}
+
+/// The step of the table, for the panels that are taken.
+void TilePass::attend_panels(BlockRun& run, const bool* taken) {
+  const int64_t count = std::count(taken, taken + panels, true);
   if (count == 0) return;
-  if (!reads_finite_values(run, taken)) {
-    std::fill_n(taken, panels, false);
-    return;
-  }
   const PairPrograms& programs = terms.programs;
   const DistanceValues values = programs.of_distance.empty() ? DistanceValues{} : distances(run);
   std::array<AttendPanel, kMaxPanels> takers;
@@ -452,13 +481,25 @@ void TilePass::step(BlockRun& run, size_t i, int64_t x) {
   if (by_rows.present) s.ops->transpose(out.o, kPanel, s.padded_dv, kPanel, rows.o, s.padded_dv);
 }
 
-/// Panels that have not attended in one step.
+/// Attends to block i alone in one step, if panel x can.
+bool TilePass::attends_to(BlockRun& run, size_t i, int64_t x) {
+  if (run.count == 1 || !can_attend(x, run) || !takes_block(run, x, i)) return false;
+  BlockRun alone;
+  alone.add(run.blocks[i], run.operands[i]);
+  alone.seen = run.seen.from(0, static_cast<int64_t>(i));
+  bool taken[kMaxPanels];
+  attend_panel(alone, x, taken);
+  return true;
+}
+
+/// Panels that have not attended to the run in one step.
 void TilePass::step_blocks(BlockRun& run, const bool* taken) {
   for (size_t i = 0; i < static_cast<size_t>(run.count); ++i) {
     KeyBlock& block = run.blocks[i];
     bool is_ready = false;
     for (int64_t x = 0; x < panels; ++x) {
       if (taken[x] || !sees_some(block, x, run.seen.seen_of(x, static_cast<int64_t>(i)))) continue;
+      if (attends_to(run, i, x)) continue;
       // Rows that are gathered take the place of those of other blocks.
       if (!is_ready) block = staged(block.j0, block.n);
       is_ready = true;
