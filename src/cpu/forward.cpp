@@ -226,6 +226,7 @@ class Forward final : public Prepared {
       : problem_(p),
         staging_(p, ops),
         schedule_(p, ops, options),
+        order_(schedule_.groups, schedule_.tiles, std::max(1, options.num_threads)),
         programs_(p, schedule_.row_path),
         result_rows_(RowBlocks(staging_, programs_, p.dropout > 0).present && !schedule_.row_path
                          ? kPanel
@@ -258,13 +259,12 @@ class Forward final : public Prepared {
   Group group_at(const Buffers& buffers, int64_t index) const {
     return {problem_, buffers, index / problem_.heads_kv, index % problem_.heads_kv};
   }
-  Tile tile_at(const Buffers& buffers, int64_t tile_index, int64_t tile) const {
-    const int64_t group_index = tile_index / schedule_.tiles, first_row = tile * schedule_.panels * kPanel;
-    const Group group = group_at(buffers, group_index);
-    return {group, first_row, std::min(schedule_.panels, ceil_div(group.rows() - first_row, kPanel))};
+  Tile tile_at(const Buffers& buffers, const TileOrder::Place& place) const {
+    const tile::Range panels = panels_of_tile(ceil_div(schedule_.rows, kPanel), schedule_.tiles, place.tile);
+    const Group group = group_at(buffers, place.group);
+    const int64_t first_row = panels.begin * kPanel;
+    return {group, first_row, std::min(panels.size(), ceil_div(group.rows() - first_row, kPanel))};
   }
-  /// Last tiles first: under a causal mask they see the most keys.
-  int64_t tile_of(int64_t tile_index) const { return schedule_.tiles - 1 - tile_index % schedule_.tiles; }
   ThreadScratch scratch_of(char* workspace, int thread) const {
     Scratch memory(workspace + thread * thread_bytes_);
     return {memory, problem_, staging_, schedule_, programs_};
@@ -302,6 +302,7 @@ class Forward final : public Prepared {
   AttentionProblem problem_;
   Staging staging_;
   Schedule schedule_;
+  TileOrder order_;
   PairPrograms programs_;
   int64_t result_rows_;  ///< of a result whose O lies in rows; 0: in lanes
   int num_threads_;
@@ -338,11 +339,11 @@ void Forward::compute_item(const Buffers& buffers, const ScoreTerms& terms, cons
                            int64_t item) const {
   if (schedule_.row_path) return compute_rows(buffers, terms, blocks, store, t, item);
   const int64_t split = item % schedule_.splits_apart(), tile_index = item / schedule_.splits_apart();
-  const int64_t index = tile_of(tile_index);
-  Tile tile = tile_at(buffers, tile_index, index);
+  const TileOrder::Place place = order_.at(tile_index);
+  Tile tile = tile_at(buffers, place);
   shared.reach.narrow(tile.group);
   const Group& group = tile.group;
-  if (index == 0 && split == 0) write_unused_rows(group);
+  if (place.tile == 0 && split == 0) write_unused_rows(group);
   if (tile.panels <= 0) return;
   shared.seen.wait_for(group);
   Lanes lanes[kMaxPanels];
@@ -364,7 +365,7 @@ void Forward::attend_rows(const Buffers& buffers, const ScoreTerms& terms, SeenB
                           int64_t partial_stride) const {
   std::optional<RowHead> heads[kMostRowHeads];
   for (int64_t x = 0; x < schedule_.heads; ++x) {
-    const Group group = tile_at(buffers, first_group + x, 0).group;
+    const Group group = group_at(buffers, first_group + x);
     heads[x].emplace(
         RowHead{group, Lanes(group, 0), Partial(partials + x * partial_stride, schedule_.few_rows())});
   }
@@ -378,9 +379,9 @@ void Forward::attend_rows(const Buffers& buffers, const ScoreTerms& terms, SeenB
 void Forward::compute_rows(const Buffers& buffers, const ScoreTerms& terms, SeenBlocks& blocks,
                            const SplitStore& store, const ThreadScratch& t, int64_t item) const {
   const auto [first_group, split] = schedule_.row_item(item);
-  const Group group = tile_at(buffers, first_group, 0).group;
+  const Group group = group_at(buffers, first_group);
   for (int64_t x = 0; x < schedule_.heads && split == 0; ++x)
-    write_unused_rows(tile_at(buffers, first_group + x, 0).group);
+    write_unused_rows(group_at(buffers, first_group + x));
   if (group.rows() == 0) return;
   const int64_t splits = schedule_.splits_with_keys(group.span.used_k);
   if (schedule_.splits_apart() > 1) {
@@ -398,7 +399,7 @@ void Forward::compute_rows(const Buffers& buffers, const ScoreTerms& terms, Seen
       add_partial(staging_, panel_of(t.partials, x), panel_of(t.next_partials, x));
   }
   for (int64_t x = 0; x < schedule_.heads; ++x) {
-    const Group head = tile_at(buffers, first_group + x, 0).group;
+    const Group head = group_at(buffers, first_group + x);
     write_panel(staging_, head, Lanes(head, 0), panel_of(t.partials, x), t.rows);
   }
 }
@@ -406,7 +407,7 @@ void Forward::compute_rows(const Buffers& buffers, const ScoreTerms& terms, Seen
 /// Merges the splits of one tile in their order.
 void Forward::merge_tile(const Buffers& buffers, const SplitStore& store, const ThreadScratch& t,
                          int64_t tile_index) const {
-  const auto [group, first_row, panels] = tile_at(buffers, tile_index, tile_of(tile_index));
+  const auto [group, first_row, panels] = tile_at(buffers, order_.at(tile_index));
   for (int64_t x = 0; x < panels; ++x) {
     const Partial sum = panel_of(store.at(tile_index, 0), x);
     for (int64_t split = 1; split < schedule_.splits_with_keys(group.span.used_k); ++split) {
@@ -440,7 +441,7 @@ void Forward::run(const Buffers& buffers) const {
       compute_item(buffers, terms, shared, blocks, store, t, item);
   });
   if (schedule_.splits_apart() == 1) return;
-  WorkQueue merges(schedule_.groups * schedule_.tiles);
+  WorkQueue merges(order_.count());
   run_threads(num_threads_, [&](int thread) {
     const ThreadScratch t = scratch_of(workspace, thread);
     for (int64_t tile; (tile = merges.next()) >= 0;) merge_tile(buffers, store, t, tile);

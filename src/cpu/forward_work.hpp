@@ -14,6 +14,7 @@
 #include "core/backend.hpp"
 #include "cpu/forward_seen.hpp"
 #include "cpu/panel.hpp"
+#include "cpu/tile_order.hpp"
 #include "expr/pair_expressions.hpp"
 
 namespace fovea::cpu::forward_pass {
@@ -27,9 +28,9 @@ inline constexpr int64_t kRunPartBlocks = 4;
 // Keys are split until there are this many work items, where tiles alone would leave cores idle. The number
 // does not depend on the thread count, so results do not either.
 inline constexpr int64_t kWantedItems = 64;
-// Tiles are so high that each thread has so many at least: under a causal mask they differ in length, and with fewer the last one is waited
-// for. Each tile stages keys for itself.
-inline constexpr int64_t kTilesOfThread = 5;
+// A step of tables that attend in one (AMX) takes 32 queries, of which two panels leave none over, and reads shared blocks from a
+// last-level cache; others take a panel, and copy K and V for each tile. Fitted as panels_of_tiles() is.
+inline constexpr TileCost kAttendCost = {32, 16, 2}, kPanelCost = {kPanel, 12};
 inline constexpr int64_t kMinSplitKeys = 1024;
 // Results of splits that are kept at a time: 25 KB each at head size 128. Where there would be more, a tile goes through its splits
 // itself.
@@ -59,21 +60,6 @@ inline int64_t splits_of(const AttentionProblem& p, int64_t panels_of_head, cons
                              std::max<int64_t>(1, p.seqlen_k / kMinSplitKeys));
 }
 
-/// Panels of a tile where tables attend in one step (AMX): those with which the last thread ends first, if all tiles have as many.
-/// A step takes 32 queries at a time, and a tile as long as two of them for the blocks that it reads from a last-level cache.
-inline int64_t panels_beside_tiles(int64_t all_panels, int64_t groups, int64_t most, int64_t threads) {
-  int64_t best = 1, least = std::numeric_limits<int64_t>::max();
-  for (int64_t panels = 2; panels <= most; panels += 2) {
-    const int64_t tiles = std::max<int64_t>(1, ceil_div(all_panels, panels));
-    const int64_t steps = ceil_div(ceil_div(all_panels, tiles) * kPanel, 32) + 2;
-    const int64_t time = ceil_div(groups * tiles, threads) * steps;
-    if (time > least) continue;
-    least = time;
-    best = panels;
-  }
-  return best;
-}
-
 /// Keys of a step of few rows: a power of two, so that steps divide blocks.
 inline int64_t row_step_keys(const AttentionProblem& p) {
   int64_t keys = kBlockKeys;
@@ -84,7 +70,7 @@ inline int64_t row_step_keys(const AttentionProblem& p) {
 
 struct Schedule {
   int64_t rows;        ///< of the longest sequence of one key head
-  int64_t panels;      ///< panels a tile
+  int64_t panels;      ///< of the highest tiles
   int64_t tiles;       ///< tiles of the longest sequence of one key head
   int64_t splits;      ///< splits of the keys
   int64_t split_keys;  ///< keys a split, a multiple of kBlockKeys
@@ -123,13 +109,9 @@ struct Schedule {
     splits = std::max<int64_t>(1, ceil_div(p.seqlen_k, split_keys));
     in_turn = splits > 1 && (full_tiles >= kWantedItems || full_tiles * splits > kMostSplitResults);
     const int64_t threads = std::max(1, options.num_threads);
-    panels = ops.attend != nullptr
-                 ? panels_beside_tiles(all_panels, groups * splits_apart(), ops.max_panels, threads)
-                 : std::clamp<int64_t>(full_tiles * splits_apart() / (kTilesOfThread * threads), 1,
-                                       ops.max_panels);
-    panels = std::min(panels, std::max<int64_t>(1, all_panels));
+    const TileCost cost = ops.attend != nullptr ? kAttendCost : kPanelCost;
+    panels = panels_of_tiles({p, groups, splits_apart(), split_keys, cost}, ops.max_panels, threads);
     tiles = std::max<int64_t>(1, ceil_div(all_panels, panels));  // tile 0 also clears unused rows
-    panels = std::max<int64_t>(1, ceil_div(all_panels, tiles));
     const bool scales = p.expressions && p.expressions->score;
     const int64_t few = p.seqlen_k < kLongKeys ? std::min(kShortRows, ops.few_rows) : ops.few_rows;
     row_path = rows <= (p.expressions ? kProgramRows : few) && (p.scale > 0 || scales) && p.dropout == 0;
