@@ -29,7 +29,7 @@ inline constexpr int64_t kRunPartBlocks = 4;
 // does not depend on the thread count, so results do not either.
 inline constexpr int64_t kWantedItems = 64;
 // A step of tables that attend in one (AMX) takes 32 queries, of which two panels leave none over, and reads shared blocks from a
-// last-level cache; others take a panel, and copy K and V for each tile. Fitted as panels_of_tiles() is.
+// last-level cache; others take a panel, and copy K and V for each tile. Both were fitted along with the rule of panels_of_tiles().
 inline constexpr TileCost kAttendCost = {32, 16, 2}, kPanelCost = {kPanel, 12};
 inline constexpr int64_t kMinSplitKeys = 1024;
 // Results of splits that are kept at a time: 25 KB each at head size 128. Where there would be more, a tile goes through its splits

@@ -1,3 +1,4 @@
+// A rule for the height of tiles, from what each takes.
 #include "cpu/tile_order.hpp"
 
 #include <limits>
