@@ -52,7 +52,7 @@ int64_t panels_of_tiles(const TileWork& work, int64_t most, int64_t threads) {
   // With more tiles than that a thread, waiting is little, and the highest ones read the fewest keys.
   constexpr int64_t kManyTilesOfThread = 32;
   const int64_t all_panels = ceil_div(work.rows(), kPanel), highest = std::min(most, all_panels);
-  if (highest <= 1) return 1;
+  if (highest <= 1 || work.groups == 0) return 1;
   int64_t best = highest;
   double least = std::numeric_limits<double>::infinity();
   for (int64_t panels = highest; panels >= work.cost.least_panels; --panels) {
