@@ -175,7 +175,7 @@ class ListBackward final : public Prepared {
             staging_.padded_d, staging_.padded_dv};
   }
   MatrixView gather(const Group& group, Role role, int64_t size, const ListScratch& t, int64_t n) const {
-    return gather_rows(group.key_rows(role), staging_.type, size, t.positions, n,
+    return gather_rows(staging_, group.key_rows(role), size, t.positions, n,
                        role == Role::kK ? t.key_rows : t.value_rows);
   }
   void row_statistics_of_all(const Run& r) const;

@@ -50,8 +50,8 @@ struct ListScratch : ThreadScratch {
   ListScratch(Scratch& memory, const AttentionProblem& p, const Staging& s, const Schedule& schedule,
               const PairPrograms& programs)
       : ThreadScratch(memory, p, s, schedule, programs) {
-    entry_keys = memory.take<char>(kBlockKeys * s.d * size_of(s.type));
-    entry_values = memory.take<char>(kBlockKeys * s.d_v * size_of(s.type));
+    entry_keys = memory.take<char>(kBlockKeys * s.d * size_of(s.row_type));
+    entry_values = memory.take<char>(kBlockKeys * s.d_v * size_of(s.row_type));
     positions = memory.take<int32_t>(kBlockKeys);
     const int64_t few = schedule.row_path ? p.group() : 0;
     q = memory.take<float>(row_query_floats(s, few));
@@ -101,7 +101,7 @@ class ListForward final : public Prepared {
                     const Lanes& lanes) const;
   Seen seen() const { return programs_.has_sees ? Seen::kSome : Seen::kAll; }
   MatrixView gather(const Group& group, Role role, int64_t size, const ListScratch& t, int64_t n) const {
-    return gather_rows(group.key_rows(role), staging_.type, size, t.positions, n,
+    return gather_rows(staging_, group.key_rows(role), size, t.positions, n,
                        role == Role::kK ? t.entry_keys : t.entry_values);
   }
   Partial panel_of(const ListScratch& t, int64_t x) const {
@@ -171,22 +171,22 @@ void ListForward::rows_forward(const Group& group, const ScoreTerms& terms, cons
   const Partial out = panel_of(t, 0);
   const RowProblem a{s, group, terms, lanes, out, t, o, ld_o};
   std::fill_n(o, rows * ld_o, 0.0f);
-  const RowQueries queries(s, group, lanes, s.type, t.q);
+  const RowQueries queries(s, group, lanes, s.row_type, t.q);
   ListReader list(group, query);
   RowsAhead none;  // rows are gathered
   for (int64_t n; (n = list.read(t.positions, kBlockKeys)) > 0;) {
     const MatrixView keys = gather(group, Role::kK, s.d, t, n), values = gather(group, Role::kV, s.d_v, t, n);
-    ops.row_dots(queries.q, keys.data, s.type, s.d, n, s.d, t.scores, kBlockKeys, none);
+    ops.row_dots(queries.q, keys.data, s.row_type, s.d, n, s.d, t.scores, kBlockKeys, none);
     if (queries.qv.rows != nullptr) {
       float* products = t.scores + rows * kBlockKeys;
-      ops.row_dots(queries.qv, values.data, s.type, s.d_v, n, s.d_v, products, kBlockKeys, none);
+      ops.row_dots(queries.qv, values.data, s.row_type, s.d_v, n, s.d_v, products, kBlockKeys, none);
       add_value_products(a, n, t.scores, products);
     }
     const bool masked = weigh_rows(a, {{0, n}, seen(), t.positions}, t.scores);
-    if (masked && !all_finite(*s.ops, values, s.type, n, s.d_v)) {
-      add_rows_exactly(a, values, s.type, n, t.scores);
+    if (masked && !all_finite(*s.ops, values, s.row_type, n, s.d_v)) {
+      add_rows_exactly(a, values, s.row_type, n, t.scores);
     } else {
-      ops.row_sums(t.scores, kBlockKeys, rows, values.data, s.type, s.d_v, n, s.d_v, o, ld_o, none);
+      ops.row_sums(t.scores, kBlockKeys, rows, values.data, s.row_type, s.d_v, n, s.d_v, o, ld_o, none);
     }
   }
   for (int64_t r = 0; r < rows; ++r) {

@@ -22,9 +22,9 @@ void accumulate_exactly(const Staging& s, const MatrixView& values, int64_t n, c
     for (int x = 0; x < kPanel; ++x) o[c * kPanel + x] *= alpha[x];
   }
   for (int64_t j = 0; j < n; ++j) {
-    const char* row = values.data + j * values.stride * size_of(s.type);
+    const char* row = values.data + j * values.stride * size_of(s.row_type);
     for (int64_t c = 0; c < s.d_v; ++c) {
-      const float value = load_element(row, s.type, c);
+      const float value = load_element(row, s.row_type, c);
       for (int x = 0; x < kPanel; ++x) {
         const float weight = weights[j * kPanel + x];
         if (weight != 0) o[c * kPanel + x] += weight * value;
@@ -134,6 +134,8 @@ struct TilePass : TileProblem {
     return {partials + x * Partial::size(s, rows), rows};
   }
   tile::Range begin(int64_t first_key, int64_t last_key);
+  MatrixView value_rows(int64_t j0, int64_t n) const;
+  MatrixView value_rows_in_place(int64_t j0, int64_t n) const;
   KeyBlock staged(int64_t j0, int64_t n) const;
   void add(BlockRun& run, int64_t j0, int64_t n) const;
   void add_rows(BlockRun& run, int64_t j0, int64_t n) const;
@@ -178,11 +180,21 @@ tile::Range TilePass::begin(int64_t first_key, int64_t last_key) {
   return seen;
 }
 
+/// Rows of V, where they lie or gathered.
+MatrixView TilePass::value_rows(int64_t j0, int64_t n) const {
+  return s.block(group.key_rows(Role::kV), j0, n, s.d_v, t.value_rows);
+}
+
+/// Those that shared blocks do not make needless.
+MatrixView TilePass::value_rows_in_place(int64_t j0, int64_t n) const {
+  return shared.gathered() ? MatrixView{} : value_rows(j0, n);
+}
+
 KeyBlock TilePass::staged(int64_t j0, int64_t n) const {
-  const MatrixView values = group.key_rows(Role::kV).block(j0, n, s.d_v, s.type, t.value_rows);
   if (shared.bytes() > 0 && parts.parts == 0 && !by_rows.present)
-    return {shared.keys(s, group, j0), shared.values(s, group, j0), values, j0, n};
-  const MatrixView keys = group.key_rows(Role::kK).block(j0, n, s.d, s.type, t.key_rows);
+    return {shared.keys(s, group, j0), shared.values(s, group, j0), value_rows_in_place(j0, n), j0, n};
+  const MatrixView values = value_rows(j0, n);
+  const MatrixView keys = s.block(group.key_rows(Role::kK), j0, n, s.d, t.key_rows);
   const Operand columns = s.stage_columns(values, n, s.d_v, t.values);
   if (s.ops->attend != nullptr && parts.parts == 0 && n % kAttendStrip != 0) {
     // Rows behind the last are read, which memory that is not ours need not have.
@@ -206,26 +218,27 @@ void TilePass::add(BlockRun& run, int64_t j0, int64_t n) const {
     if (shared.looks() && run.met[i]) run.finite[i].known = shared.finite(group, j0);
     return;
   }
-  const MatrixView values = group.key_rows(Role::kV).block(j0, n, s.d_v, s.type, t.value_rows);
+  const MatrixView values = value_rows_in_place(j0, n);
   run.add({{}, {}, values, j0, n}, is_shared ? shared.parts(group, j0) : parts.at(t.part_block));
   if (is_shared) {
     run.finite_parts[i] = run.met[i] && shared.finite(group, j0);
   } else {
-    const MatrixView keys = group.key_rows(Role::kK).block(j0, n, s.d, s.type, t.key_rows);
+    const MatrixView keys = s.block(group.key_rows(Role::kK), j0, n, s.d, t.key_rows);
     run.finite_parts[i] = parts.stage(s, keys, values, n, t.part_block, t.part_rows);
   }
 }
 
 void TilePass::add_rows(BlockRun& run, int64_t j0, int64_t n) const {
-  const MatrixView values = group.key_rows(Role::kV).block(j0, n, s.d_v, s.type, t.value_rows);
+  const MatrixView values = value_rows_in_place(j0, n);
   run.add({{}, {}, values, j0, n}, shared.bytes() > 0 ? shared.rows(group, j0) : by_rows.at(t.row_block));
   if (shared.bytes() > 0) return;
-  by_rows.stage(s, group.key_rows(Role::kK).block(j0, n, s.d, s.type, t.key_rows), values, n, t.row_block);
+  by_rows.stage(s, s.block(group.key_rows(Role::kK), j0, n, s.d, t.key_rows), values, n, t.row_block);
 }
 
 /// Keys that are staged at the same time, so that panels may attend to them in one step.
 int64_t TilePass::run_keys() const {
   if (shared.bytes() == 0) return kBlockKeys;
+  if (s.ops->attend == nullptr) return kRunPairBlocks * kBlockKeys;
   if (parts.parts > 0) return kRunPartBlocks * kBlockKeys;
   return (s.d + s.d_v > 128 ? kLargeRunBlocks : kRunBlocks) * kBlockKeys;
 }
@@ -503,6 +516,8 @@ void TilePass::step_blocks(BlockRun& run, const bool* taken) {
       // Rows that are gathered take the place of those of other blocks.
       if (!is_ready) block = staged(block.j0, block.n);
       is_ready = true;
+      // Only values that are not finite are read as rows.
+      if (block.rows.data == nullptr && !run.finite[i].all(s)) block.rows = value_rows(block.j0, block.n);
       // Only here are queries wanted on lanes, then.
       if (by_rows.present) s.stage_queries(group, lanes[x], queries(x), t.rows);
       step(run, i, x);

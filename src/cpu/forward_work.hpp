@@ -25,6 +25,8 @@ inline constexpr int64_t kRunBlocks = 16;
 inline constexpr int64_t kLargeRunBlocks = 8;  // of head sizes above 64
 // Of blocks of parts: 0.8 MB of float32 at head size 128.
 inline constexpr int64_t kRunPartBlocks = 4;
+// Of blocks of pairs, which panels take one after the other: 128 KB at head size 128, for a second-level cache of 1 MB or less.
+inline constexpr int64_t kRunPairBlocks = 4;
 // Keys are split until there are this many work items, where tiles alone would leave cores idle. The number
 // does not depend on the thread count, so results do not either.
 inline constexpr int64_t kWantedItems = 64;
@@ -204,7 +206,7 @@ struct PartBlocks {
   bool stage(const Staging& s, const MatrixView& keys, const MatrixView& values, int64_t n, float* block,
              float* rows) const {
     const auto part_rows = [&](const MatrixView& view, int64_t size) {
-      return PartRows{view.data, view.stride * size_of(s.type), n, size, s.type};
+      return PartRows{view.data, view.stride * size_of(s.row_type), n, size, s.row_type};
     };
     auto* key_rows = reinterpret_cast<uint16_t*>(block);
     auto* value_rows = reinterpret_cast<uint16_t*>(rows);
@@ -294,8 +296,8 @@ struct ThreadScratch {
     part_block = memory.take<float>(parts.block_words());
     part_rows = memory.take<float>(parts.row_words());
     row_block = memory.take<float>(RowBlocks(s, programs, p.dropout > 0).block_words());
-    const bool copied = p.has(Role::kPageTable) || s.key_type != s.type;
-    const int64_t gathered = copied ? kBlockKeys * size_of(s.type) : 0;
+    const bool copied = p.has(Role::kPageTable) || s.key_type != s.row_type;
+    const int64_t gathered = copied ? kBlockKeys * size_of(s.row_type) : 0;
     key_rows = memory.take<char>(gathered * s.d);
     value_rows = memory.take<char>(gathered * s.d_v);
     const bool paged_rows = schedule.row_path && s.ops->tile_dots != nullptr && p.has(Role::kPageTable);
@@ -312,7 +314,7 @@ struct ThreadScratch {
 /// Staged keys and values: [j0, j0 + n), or n of a list.
 struct KeyBlock {
   Operand keys, values;
-  MatrixView rows;  ///< of the values, where they lie
+  MatrixView rows;  ///< of the values, where they lie; null where nothing reads them
   int64_t j0, n;
   const int32_t* list = nullptr;
 
@@ -323,7 +325,7 @@ struct KeyBlock {
     KeyBlock block = *this;
     block.keys.data += begin * keys.row_stride;
     block.values.data += begin / s.ops->word_elements * values.k_stride;
-    block.rows.data += begin * rows.stride * size_of(s.type);
+    if (rows.data != nullptr) block.rows.data += begin * rows.stride * size_of(s.row_type);
     block.j0 += begin;
     block.n = end - begin;
     return block;
@@ -331,8 +333,8 @@ struct KeyBlock {
 };
 
 /// K and V of all key heads as the products read them, staged once for all tiles; empty where each tile stages blocks for itself.
-/// Worth it where products are so fast that staging for each tile shows (those of AMX), and as long as rows of other heads
-/// stay in a last-level cache until their turn comes. K is not copied where its rows lie one behind the other and on lines of a cache,
+/// Worth it where staging for each tile shows: beside products as fast as those of AMX, and of pairs of what has 8 bits. And as long as
+/// rows of other heads stay in a last-level cache until their turn comes. K is not copied where its rows lie one behind the other and on lines of a cache,
 /// as staged ones do.
 class SharedBlocks {
  public:
@@ -352,14 +354,17 @@ class SharedBlocks {
     // Rows look ahead as far as a run goes, which must not depend on the number of tiles.
     const bool looks_ahead = p.expressions && p.expressions->score;
     const bool pays = schedule.tiles > 1 || looks_ahead;
-    if (s.ops->attend == nullptr || schedule.row_path || !pays || bytes > kMostBytes) return;
+    const bool slow = s.ops->attend != nullptr || (s.ops->word_elements == 2 && s.key_type != s.type);
+    if (!slow || schedule.row_path || !pays || bytes > kMostBytes) return;
     bytes_ = bytes;
     heads_ = schedule.groups;
-    looks_ = parts_.parts > 0 || p.dropout > 0 || p.expressions || p.window_left >= 0 || p.window_right >= 0;
+    gathered_ = p.has(Role::kPageTable) || s.key_type != s.row_type;
+    looks_ = parts_.parts > 0 || p.dropout > 0 || p.expressions || p.window_left >= 0 ||
+             p.window_right >= 0 || gathered_;
     const TensorDesc& k = p[Role::kK];
-    rows_of_keys_ = parts_.parts == 0 && !rows_.present && !p.packed && !p.has(Role::kSeqUsedK) &&
-                    !p.has(Role::kLeftPadK) && !p.has(Role::kPageTable) && s.key_type == s.type &&
-                    !s.has_qv() && p.seqlen_k % kAttendStrip == 0 &&
+    rows_of_keys_ = s.ops->attend != nullptr && parts_.parts == 0 && !rows_.present && !p.packed &&
+                    !p.has(Role::kSeqUsedK) && !p.has(Role::kLeftPadK) && !p.has(Role::kPageTable) &&
+                    s.key_type == s.type && !s.has_qv() && p.seqlen_k % kAttendStrip == 0 &&
                     s.d == s.words_d * s.ops->word_elements && k.stride[1] == s.d &&
                     k.stride[0] % kLineElements == 0 && k.stride[2] % kLineElements == 0;
   }
@@ -401,6 +406,8 @@ class SharedBlocks {
     return states_[group.index() * blocks_ + j0 / kBlockKeys] == kFinite;
   }
   bool looks() const { return bytes_ > 0 && looks_; }
+  /// Whether rows that are read elsewhere have to be gathered first.
+  bool gathered() const { return bytes_ > 0 && gathered_; }
   Operand keys(const Staging& s, const Group& group, int64_t j0) const {
     if (keys_in_place_)
       return {reinterpret_cast<const float*>(group.key_rows(Role::kK).row(j0)), s.score_words(), 1};
@@ -409,7 +416,7 @@ class SharedBlocks {
   AttendBlock parts(const Group& group, int64_t j0) const { return parts_.at(at(group, j0)); }
   AttendBlock rows(const Group& group, int64_t j0) const { return rows_.at(at(group, j0)); }
   Operand values(const Staging& s, const Group& group, int64_t j0) const {
-    return {at(group, j0) + key_words_, s.words_of(std::min(kBlockKeys, group.span.used_k - j0)), 1};
+    return s.copied_columns(at(group, j0) + key_words_, std::min(kBlockKeys, group.span.used_k - j0), s.d_v);
   }
 
  private:
@@ -420,22 +427,22 @@ class SharedBlocks {
   /// Whether the values, of parts the keys as well, are known to be finite.
   bool stage(const Staging& s, const Group& group, int64_t j0, const ThreadScratch& t) const {
     const int64_t n = std::min(kBlockKeys, group.span.used_k - j0);
-    const MatrixView values = group.key_rows(Role::kV).block(j0, n, s.d_v, s.type, t.value_rows);
+    const MatrixView values = s.block(group.key_rows(Role::kV), j0, n, s.d_v, t.value_rows);
     if (parts_.parts > 0) {
-      const MatrixView keys = group.key_rows(Role::kK).block(j0, n, s.d, s.type, t.key_rows);
+      const MatrixView keys = s.block(group.key_rows(Role::kK), j0, n, s.d, t.key_rows);
       return parts_.stage(s, keys, values, n, at(group, j0), t.part_rows);
     }
-    const bool finite = looks_ && all_finite(*s.ops, values, s.type, n, s.d_v);
+    const bool finite = looks_ && all_finite(*s.ops, values, s.row_type, n, s.d_v);
     if (rows_.present) {
-      const MatrixView keys = group.key_rows(Role::kK).block(j0, n, s.d, s.type, t.key_rows);
+      const MatrixView keys = s.block(group.key_rows(Role::kK), j0, n, s.d, t.key_rows);
       rows_.stage(s, keys, values, n, at(group, j0));
       return finite;
     }
     if (!keys_in_place_) {
-      const MatrixView keys = group.key_rows(Role::kK).block(j0, n, s.d, s.type, t.key_rows);
+      const MatrixView keys = s.block(group.key_rows(Role::kK), j0, n, s.d, t.key_rows);
       s.copy_keys(keys, values, n, at(group, j0));
     }
-    s.stage_columns(values, n, s.d_v, at(group, j0) + key_words_);
+    s.copy_columns(values, n, s.d_v, at(group, j0) + key_words_);
     return finite;
   }
   float* at(const Group& group, int64_t j0) const {
@@ -450,7 +457,7 @@ class SharedBlocks {
   int64_t key_words_ = 0, value_words_ = 0, bytes_ = 0, heads_ = 0;
   float* base_ = nullptr;
   int32_t* states_ = nullptr;  ///< of each block
-  bool looks_ = false;
+  bool looks_ = false, gathered_ = false;
 };
 
 /// Whether the values of a block are finite, which the first panel that needs to know finds out.
@@ -459,7 +466,7 @@ struct FiniteValues {
   std::optional<bool> known;
 
   bool all(const Staging& s) {
-    if (!known) known = all_finite(*s.ops, block->rows, s.type, block->n, s.d_v);
+    if (!known) known = all_finite(*s.ops, block->rows, s.row_type, block->n, s.d_v);
     return *known;
   }
 };

@@ -2,7 +2,6 @@
 #pragma once
 
 #include <algorithm>
-#include <cstring>
 
 #include "cpu/panel.hpp"
 #include "expr/pair_expressions.hpp"
@@ -47,12 +46,12 @@ class ListReader {
   const int32_t *next_ = nullptr, *end_ = nullptr;
 };
 
-/// Copies rows of `size` elements from the positions given to `to`, side by side, as elements of `type`.
-inline MatrixView gather_rows(const KeyRows& rows, DType type, int64_t size, const int32_t* positions,
+/// Copies rows of `size` elements from the positions given to `to`, side by side, as elements of `row_type`.
+inline MatrixView gather_rows(const Staging& s, const KeyRows& rows, int64_t size, const int32_t* positions,
                               int64_t n, char* to) {
   // Rows of a list lie anywhere, so that no hardware prefetcher finds them.
   constexpr int64_t kAhead = 8, kLine = 64;
-  const int64_t bytes = size * size_of(type), row_bytes = size * size_of(rows.type());
+  const int64_t bytes = size * size_of(s.row_type), row_bytes = size * size_of(rows.type());
   const auto fetch = [&](int64_t j) {
     const char* row = rows.row(positions[j]);
     for (int64_t byte = 0; byte < row_bytes; byte += kLine) __builtin_prefetch(row + byte);
@@ -60,7 +59,7 @@ inline MatrixView gather_rows(const KeyRows& rows, DType type, int64_t size, con
   for (int64_t j = 0; j < std::min(kAhead, n); ++j) fetch(j);
   for (int64_t j = 0; j < n; ++j) {
     if (j + kAhead < n) fetch(j + kAhead);
-    copy_row_as(rows.row(positions[j]), rows.type(), size, type, to + j * bytes);
+    s.copy_row(rows.row(positions[j]), rows.type(), size, to + j * bytes);
   }
   return {to, size};
 }

@@ -13,7 +13,6 @@
 #include <array>
 
 #include "cpu/ops_row_elements-inl.hpp"
-#include "cpu/rows_as.hpp"
 
 HWY_BEFORE_NAMESPACE();
 namespace fovea::cpu {
@@ -46,7 +45,8 @@ HWY_INLINE Codes load_codes(const E4M3* row, FirstCodes first) {
 template <int kShift>
 inline constexpr std::array<uint8_t, 128> kBytesOfCodes = [] {
   std::array<uint8_t, 128> bytes{};
-  for (size_t i = 0; i < bytes.size(); ++i) bytes[i] = static_cast<uint8_t>(kE4M3As<Bf16>[i].bits >> kShift);
+  for (size_t i = 0; i < bytes.size(); ++i)
+    bytes[i] = static_cast<uint8_t>(from_float<Bf16>(to_float(E4M3{static_cast<uint8_t>(i)})).bits >> kShift);
   return bytes;
 }();
 

@@ -361,6 +361,7 @@ Staging::Staging(const AttentionProblem& p, const Ops& table)
       key_type(p[Role::kK].dtype),
       d(p.head_dim),
       d_v(p.head_dim_v) {
+  row_type = ops->word_elements == 1 ? key_type : type;
   words_d = words_of(d);
   words_dv = words_of(d_v);
   words_qv = p.has(Role::kQV) ? words_dv : 0;
@@ -368,9 +369,23 @@ Staging::Staging(const AttentionProblem& p, const Ops& table)
   padded_dv = round_up(d_v, 16);
 }
 
+void Staging::copy_row(const char* from, DType from_type, int64_t size, char* to) const {
+  if (from_type == row_type) {
+    std::memcpy(to, from, static_cast<size_t>(size * size_of(row_type)));
+    return;
+  }
+  constexpr int64_t kChunk = 64;
+  float values[kChunk];
+  for (int64_t c = 0; c < size; c += kChunk) {
+    const int64_t count = std::min(kChunk, size - c);
+    ops->to_float(from + c * size_of(from_type), from_type, count, values);
+    ops->from_float(values, count, row_type, to + c * size_of(row_type));
+  }
+}
+
 void Staging::load_row(const char* row, DType from, int64_t size, int64_t words, float* dst) const {
   if (ops->word_elements == 2) {
-    copy_row_as(row, from, size, type, reinterpret_cast<char*>(dst));
+    copy_row(row, from, size, reinterpret_cast<char*>(dst));
     if (const int64_t rest = words * 4 - size * 2; rest > 0)
       std::memset(reinterpret_cast<char*>(dst) + size * 2, 0, static_cast<size_t>(rest));
   } else {
@@ -387,12 +402,16 @@ constexpr int64_t kFarRowBytes = 1024;
 
 }  // namespace
 
+bool Staging::lie_well(int64_t stride, int64_t size) const {
+  return stride == size || stride * size_of(row_type) <= kFarRowBytes;
+}
+
 Operand Staging::stage_rows(const MatrixView& rows, int64_t n, int64_t size, int64_t words,
                             float* buffer) const {
-  const int64_t bytes = size_of(type);
+  const int64_t bytes = size_of(row_type);
   const bool whole_words = bytes * ops->word_elements == 4 && size == words * ops->word_elements &&
                            rows.stride % ops->word_elements == 0 && n % ops->row_multiple == 0;
-  if (whole_words && (rows.stride == size || rows.stride * bytes <= kFarRowBytes)) {
+  if (whole_words && lie_well(rows.stride, size)) {
     return {reinterpret_cast<const float*>(rows.data), rows.stride / ops->word_elements, 1};
   }
   copy_rows(rows, n, size, words, buffer);
@@ -400,7 +419,7 @@ Operand Staging::stage_rows(const MatrixView& rows, int64_t n, int64_t size, int
 }
 
 void Staging::copy_rows(const MatrixView& rows, int64_t n, int64_t size, int64_t words, float* buffer) const {
-  const int64_t bytes = size_of(type);
+  const int64_t bytes = size_of(row_type);
   for (int64_t j = 0; j < n; ++j)
     load_row(rows.data + j * rows.stride * bytes, size, words, buffer + j * words);
   std::fill(buffer + n * words, buffer + rows_size(n, words), 0.0f);
@@ -415,7 +434,7 @@ Operand Staging::stage_keys(const MatrixView& keys, const MatrixView& values, in
 
 void Staging::copy_keys(const MatrixView& keys, const MatrixView& values, int64_t n, float* buffer) const {
   if (!has_qv()) return copy_rows(keys, n, d, words_d, buffer);
-  const int64_t bytes = size_of(type), words = score_words();
+  const int64_t bytes = size_of(row_type), words = score_words();
   for (int64_t j = 0; j < n; ++j) {
     load_row(keys.data + j * keys.stride * bytes, d, words_d, buffer + j * words);
     load_row(values.data + j * values.stride * bytes, d_v, words_qv, buffer + j * words + words_d);
@@ -424,20 +443,31 @@ void Staging::copy_keys(const MatrixView& keys, const MatrixView& values, int64_
 }
 
 Operand Staging::stage_columns(const MatrixView& rows, int64_t n, int64_t size, float* buffer) const {
-  const int64_t bytes = size_of(type);
+  if (ops->word_elements == 1 && row_type == DType::kF32 && lie_well(rows.stride, size)) {
+    return {reinterpret_cast<const float*>(rows.data), 1, rows.stride};
+  }
+  copy_columns(rows, n, size, buffer);
+  return copied_columns(buffer, n, size);
+}
+
+Operand Staging::copied_columns(const float* buffer, int64_t n, int64_t size) const {
+  if (ops->word_elements == 1) return {buffer, 1, size};
+  if (ops->pair_columns != nullptr) return {buffer, words_of(n), 1};
+  return {buffer, 1, round_up(size, ops->row_multiple)};
+}
+
+void Staging::copy_columns(const MatrixView& rows, int64_t n, int64_t size, float* buffer) const {
   if (ops->word_elements == 1) {
-    if (type == DType::kF32 && (rows.stride == size || rows.stride * bytes <= kFarRowBytes)) {
-      return {reinterpret_cast<const float*>(rows.data), 1, rows.stride};
-    }
+    const int64_t bytes = size_of(row_type);
     for (int64_t j = 0; j < n; ++j)
       load_row(rows.data + j * rows.stride * bytes, size, size, buffer + j * size);
-    return {buffer, 1, size};
+    return;
   }
   const int64_t words = words_of(n), columns = round_up(size, ops->row_multiple);
   if (ops->pair_columns != nullptr) {
     ops->pair_columns(rows.row<const uint16_t>(0), rows.stride, n, size, words,
                       reinterpret_cast<uint32_t*>(buffer));
-    return {buffer, words, 1};
+    return;
   }
   for (int64_t w = 0; w < words; ++w) {
     float* out = buffer + w * columns;
@@ -450,7 +480,6 @@ Operand Staging::stage_columns(const MatrixView& rows, int64_t n, int64_t size, 
       std::fill(out, out + columns, 0.0f);
     }
   }
-  return {buffer, 1, columns};
 }
 
 void Staging::stage_panel(const Group& group, const Lanes& lanes, Role role, int64_t size, int64_t words,

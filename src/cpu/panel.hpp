@@ -204,6 +204,8 @@ struct Staging {
   DType type;        ///< of Q, K and V as they are staged
   DType query_type;  ///< of q
   DType key_type;    ///< of k and v
+  DType
+      row_type;  ///< that rows of k and v are staged from: key_type where products take float32, else `type`
   int64_t d, d_v;
   int64_t words_d, words_dv;    ///< reduction words of a row of Q or K, of V or dO, padded to k_multiple
   int64_t words_qv;             ///< of a row of QV: words_dv, or 0 where the problem has none
@@ -222,6 +224,13 @@ struct Staging {
   /// Reduction words over n keys or queries.
   int64_t words_of(int64_t n) const { return round_up(ceil_div(n, ops->word_elements), ops->k_multiple); }
 
+  /// Copies a row of elements of `from_type` as those of `row_type`, which has all of their values.
+  void copy_row(const char* from, DType from_type, int64_t size, char* to) const;
+  /// Keys [j, j + n) of `size` elements: in place, or copied to `buffer` (KeyRows::block).
+  MatrixView block(const KeyRows& rows, int64_t j, int64_t n, int64_t size, char* buffer) const {
+    return rows.block(j, n, size, row_type, buffer,
+                      [&](const char* from, char* to) { copy_row(from, rows.type(), size, to); });
+  }
   /// Rows [0, n) as left operand of scores(): in place when the layout allows it, else copied to `buffer`.
   Operand stage_rows(const MatrixView& rows, int64_t n, int64_t size, int64_t words, float* buffer) const;
   void copy_rows(const MatrixView& rows, int64_t n, int64_t size, int64_t words, float* buffer) const;
@@ -233,6 +242,9 @@ struct Staging {
   /// Rows [0, n) as the left operand of accumulate(): element (c, j) = rows[j][c].
   /// `buffer` holds columns_size(n, size) words.
   Operand stage_columns(const MatrixView& rows, int64_t n, int64_t size, float* buffer) const;
+  void copy_columns(const MatrixView& rows, int64_t n, int64_t size, float* buffer) const;
+  /// What copy_columns() has left in `buffer`.
+  Operand copied_columns(const float* buffer, int64_t n, int64_t size) const;
   int64_t columns_size(int64_t n, int64_t size) const { return words_of(n) * round_up(size, 16) + 64; }
   /// The rows on the lanes of a panel, transposed: words [words][kPanel]. `temp` holds 4 * (words + 16) floats.
   void stage_panel(const Group& group, const Lanes& lanes, Role role, int64_t size, int64_t words, float* dst,
@@ -240,8 +252,12 @@ struct Staging {
   /// One row of elements of `from` converted to words of the product type, `words` of them, zero-filled.
   void load_row(const char* row, DType from, int64_t size, int64_t words, float* dst) const;
   void load_row(const char* row, int64_t size, int64_t words, float* dst) const {
-    load_row(row, type, size, words, dst);
+    load_row(row, row_type, size, words, dst);
   }
+
+ private:
+  /// Whether products may read rows where they are.
+  bool lie_well(int64_t stride, int64_t size) const;
 };
 
 }  // namespace fovea::cpu

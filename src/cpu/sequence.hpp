@@ -7,7 +7,6 @@
 #include <cstring>
 
 #include "core/problem.hpp"
-#include "cpu/rows_as.hpp"
 #include "tile/kv_range.hpp"
 
 namespace fovea::cpu {
@@ -149,19 +148,22 @@ class KeyRows {
   void for_each_part(int64_t j, int64_t n, int64_t size, char* buffer, Visit&& visit) const {
     constexpr int64_t kFewKeys = 8;
     if (n > 0 && table_ != nullptr && page_rows_ < kFewKeys) {
-      visit(0, block(j, n, size, type_, buffer), n);
+      const auto row_bytes = static_cast<size_t>(size * bytes_);
+      const auto copy = [&](const char* from, char* to) { std::memcpy(to, from, row_bytes); };
+      visit(0, block(j, n, size, type_, buffer, copy), n);
     } else {
       for_each_run(j, n, visit);
     }
   }
   /// Keys [j, j + n) of `size` elements as those of a type that has all their values: in place where they are one run of that type,
-  /// else side by side in `buffer`.
-  MatrixView block(int64_t j, int64_t n, int64_t size, DType as, char* buffer) const {
+  /// else side by side in `buffer`, to which copy(from, to) brings each.
+  template <class CopyRow>
+  MatrixView block(int64_t j, int64_t n, int64_t size, DType as, char* buffer, CopyRow&& copy) const {
     if (as == type_ && run(j, n) == n) return {row(j), stride_};
     const int64_t bytes = size * size_of(as);
     for_each_run(j, n, [&](int64_t offset, const MatrixView& rows, int64_t count) {
       for (int64_t r = 0; r < count; ++r)
-        copy_row_as(rows.data + r * stride_ * bytes_, type_, size, as, buffer + (offset + r) * bytes);
+        copy(rows.data + r * stride_ * bytes_, buffer + (offset + r) * bytes);
     });
     return {buffer, size};
   }

@@ -62,11 +62,13 @@ TEST(KeysOf8Bits, ThatAreAppended) {
 /// NaN in a key that is seen reaches the rows that see it; in one that is not, none. There is no infinity.
 TEST(KeysOf8Bits, ThatAreNotFinite) {
   const double nan = std::numeric_limits<double>::quiet_NaN();
-  for (const int64_t queries : {1, 40}) {
+  CheckOptions options;
+  options.threads = {1, 4, 16};
+  for (const int64_t queries : {1, 40, 90}) {
     ProblemSpec s = keys_of_8_bits(queries, 200, 4);
     s.causal = true;
     s.used_k = {200, 120};
-    expect_conformance_of_all_types(s, {}, [&](OwnedProblem& x) {
+    expect_conformance_of_all_types(s, options, [&](OwnedProblem& x) {
       x[Role::kV].set({0, 190, 1, 5}, nan);
       x[Role::kV].set({1, 119, 0, 7}, nan);
       x[Role::kK].set({0, 199, 0, 3}, nan);
