@@ -266,7 +266,7 @@ void block_step(const Problem& a, const RowTile& tile, const KeyBlock& block, co
                          ahead};
     if (!panel_step(a, block, step)) used_keys[x] = 0;
   }
-  add_key_gradients(a, block, used_keys, tile.panels);
+  add_key_gradients(a, block, used_keys, tile.panels, tile.lanes[tile.panels - 1].count);
 }
 /// Rows of dk or dv of a group, from `first_row` on, in the tensor's type.
 void write_rows(const Ops& ops, const float* src, int64_t ld, int64_t n, int64_t size, float factor,
@@ -313,6 +313,11 @@ void stage_panel(const Problem& a, const Lanes& lanes, int64_t x) {
               a.t.d_output_rows + x * panel_words * s.padded_dv);
 }
 
+void want_rows(const Problem& a, Lanes& lanes) {
+  // Programs of tensors' gradients read all lanes.
+  if (a.terms.programs.gradients.empty()) lanes.wanted = lanes.count;
+}
+
 void stage_tile(const Problem& a, int64_t first_panel, int64_t panels, bool exact_checks, RowTile& tile) {
   tile.first_panel = first_panel;
   tile.panels = panels;
@@ -320,6 +325,7 @@ void stage_tile(const Problem& a, int64_t first_panel, int64_t panels, bool exac
   for (int64_t x = 0; x < panels; ++x) {
     Lanes& lanes = tile.lanes[x];
     lanes = Lanes(a.group, (first_panel + x) * kPanel);
+    want_rows(a, lanes);
     stage_panel(a, lanes, x);
     tile.finite[x] = !exact_checks || panel_finite(s, a.group, lanes);
     // A row whose lse is NaN makes its masked weights NaN, too; only gradients_float() tells them apart.

@@ -38,6 +38,7 @@ inline constexpr int64_t kLaneStep = 16;
 /// not fall, and the last is the product's own end. Null stands for that of all.
 struct LaneEnds {
   int64_t of[kPanel / kLaneStep];
+  int64_t wanted = kPanel;  ///< lanes; whole vectors behind them may be left as they are
 };
 
 /// Softmax state and scratch of one panel: arrays of kPanel floats. Maxima are in units of log2.

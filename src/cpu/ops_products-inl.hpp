@@ -8,7 +8,6 @@
 #define FOVEA_CPU_OPS_PRODUCTS_INL_HPP
 #endif
 
-#include <algorithm>
 #include <cstring>
 
 #include "cpu/ops_vectors-inl.hpp"
@@ -65,14 +64,16 @@ struct Term {
   HWY_INLINE Term at(int64_t row, int64_t column) const { return {data + row * step + column, step, scale}; }
 };
 
+/// Whether products leave out lanes. GCC 12 joins loads of single lanes in such loops, of the next row, too, which may not exist.
+inline constexpr bool kLeavesOut = HWY_TARGET != HWY_SCALAR;
+
 /// How far the vectors of a strip take part in a product that goes to `all`.
 struct VectorEnds {
   const LaneEnds* lanes = nullptr;
   int64_t first_lane = 0;
 
   HWY_INLINE int64_t of(int vector, int64_t all) const {
-    // GCC 12 joins loads of single lanes in such loops, of the next row, too, which may not exist.
-    if (HWY_TARGET == HWY_SCALAR || lanes == nullptr) return all;
+    if (!kLeavesOut || lanes == nullptr) return all;
     return lanes->of[(first_lane + vector * kLanes) / kLaneStep];
   }
 };
@@ -173,7 +174,7 @@ template <class Words, Into kInto, bool kUnitRow>
 HWY_INLINE void product(Operand a, const float* b, int64_t ldb, int64_t rows, int64_t cols, int64_t k,
                         float* c, int64_t ldc, float* extra, const Term& term = {},
                         const LaneEnds* ends = nullptr) {
-  int64_t left = cols / kLanes;
+  int64_t left = (!kLeavesOut || ends == nullptr ? cols : ends->wanted + kLanes - 1) / kLanes;
   int64_t col = 0;
   while (left > 0) {
     float* lane_values = extra == nullptr ? nullptr : extra + col;
@@ -200,7 +201,7 @@ template <class Words>
 void scores(Operand a, const float* b, int64_t rows, int64_t k, float* c, float* column_max,
             const LaneEnds* ends) {
   if (column_max != nullptr) {
-    product<Words, Into::kSetMax, false>(a, b, kPanel, rows, kPanel, k, c, kPanel, column_max);
+    product<Words, Into::kSetMax, false>(a, b, kPanel, rows, kPanel, k, c, kPanel, column_max, {}, ends);
   } else {
     product<Words, Into::kSet, false>(a, b, kPanel, rows, kPanel, k, c, kPanel, nullptr, {}, ends);
   }

@@ -213,6 +213,7 @@ LaneEnds ends_of(const Lanes& lanes, KeyPositions positions, int64_t n, int64_t 
     ends.of[step] = positions.list != nullptr ? all : before;
   }
   ends.of[std::size(ends.of) - 1] = all;
+  ends.wanted = lanes.wanted;
   return ends;
 }
 
@@ -278,7 +279,8 @@ bool panel_scores(const Ops& ops, const Group& group, const Lanes& lanes, const 
   const bool inside = positions.list != nullptr || (lanes.all.begin <= j0 && j0 + n <= lanes.all.end);
   const Program* program = terms.programs.program_of(seen);
   if (inside && !terms.any && program == nullptr && key_rows == n) {
-    multiply(ops, group, operands, n, s, maxima, nullptr);
+    LaneEnds ends{{n, n, n}, lanes.wanted};
+    multiply(ops, group, operands, n, s, maxima, &ends);
     return false;
   }
   if (positions.list == nullptr && scratch.before == nullptr && terms.programs.takes_form(seen)) {

@@ -65,10 +65,11 @@ struct Group {
   }
 };
 
-/// The rows on the lanes of one panel. Lanes past the last row repeat it: they compute and are never stored.
+/// The rows on the lanes of one panel. Lanes past the last row repeat it: they compute, where they are wanted, and are never stored.
 struct Lanes {
   int64_t first_row = 0;
   int count = 0;                      ///< rows that exist
+  int wanted = kPanel;                ///< lanes whose products are, at least `count`
   tile::Range any, all;               ///< keys that some, that all lanes see
   alignas(64) int32_t begin[kPanel];  ///< keys that the lane sees
   alignas(64) int32_t end[kPanel];
