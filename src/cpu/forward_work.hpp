@@ -333,9 +333,9 @@ struct KeyBlock {
 };
 
 /// K and V of all key heads as the products read them, staged once for all tiles; empty where each tile stages blocks for itself.
-/// Worth it where staging for each tile shows: beside products as fast as those of AMX, and of pairs of what has 8 bits. And as long as
-/// rows of other heads stay in a last-level cache until their turn comes. K is not copied where its rows lie one behind the other and on lines of a cache,
-/// as staged ones do.
+/// Worth it where staging for each tile shows: beside products as fast as those of AMX, and of pairs of what has 8 bits.
+/// And as long as rows of other heads stay in a last-level cache until their turn comes. K is not copied where its rows
+/// lie one behind the other and on lines of a cache, as staged ones do.
 class SharedBlocks {
  public:
   static constexpr int64_t kMostBytes = 128 << 20;

@@ -205,8 +205,7 @@ struct Staging {
   DType type;        ///< of Q, K and V as they are staged
   DType query_type;  ///< of q
   DType key_type;    ///< of k and v
-  DType
-      row_type;  ///< that rows of k and v are staged from: key_type where products take float32, else `type`
+  DType row_type;    ///< that k and v are staged from: key_type where products take float32, else type
   int64_t d, d_v;
   int64_t words_d, words_dv;    ///< reduction words of a row of Q or K, of V or dO, padded to k_multiple
   int64_t words_qv;             ///< of a row of QV: words_dv, or 0 where the problem has none
