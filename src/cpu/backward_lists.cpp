@@ -285,7 +285,7 @@ void ListBackward::tile_of_query(const Problem& a, const ListScratch& t, int64_t
   bool finite[kPanels];
   for (int64_t x = 0; x < panels; ++x) {
     lanes[x] = Lanes(a.group, first_row + x * kPanel, (query + 1) * a.group.size());
-    want_rows(a, lanes[x]);
+    want_lanes(a, lanes[x]);
     stage_panel(a, lanes[x], x);
     finite[x] = !exact_checks || panel_finite(s, a.group, lanes[x]);
     for (int lane = 0; lane < kPanel; ++lane) {

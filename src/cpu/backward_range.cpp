@@ -313,9 +313,8 @@ void stage_panel(const Problem& a, const Lanes& lanes, int64_t x) {
               a.t.d_output_rows + x * panel_words * s.padded_dv);
 }
 
-void want_rows(const Problem& a, Lanes& lanes) {
-  // Programs of tensors' gradients read all lanes.
-  if (a.terms.programs.gradients.empty()) lanes.wanted = lanes.count;
+void want_lanes(const Problem& a, Lanes& lanes) {
+  if (!a.terms.programs.gradients.empty()) lanes.wanted = kPanel;
 }
 
 void stage_tile(const Problem& a, int64_t first_panel, int64_t panels, bool exact_checks, RowTile& tile) {
@@ -325,7 +324,7 @@ void stage_tile(const Problem& a, int64_t first_panel, int64_t panels, bool exac
   for (int64_t x = 0; x < panels; ++x) {
     Lanes& lanes = tile.lanes[x];
     lanes = Lanes(a.group, (first_panel + x) * kPanel);
-    want_rows(a, lanes);
+    want_lanes(a, lanes);
     stage_panel(a, lanes, x);
     tile.finite[x] = !exact_checks || panel_finite(s, a.group, lanes);
     // A row whose lse is NaN makes its masked weights NaN, too; only gradients_float() tells them apart.

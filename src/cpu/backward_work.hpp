@@ -177,8 +177,8 @@ bool panel_step(const Problem& a, const KeyBlock& block, const PanelStep& step);
 /// Adds to dK and dV of a block. `used_keys`: of each panel of the tile; 0 leaves it out. `last_rows`: of the last panel.
 void add_key_gradients(const Problem& a, const KeyBlock& block, const int64_t* used_keys, int64_t panels,
                        int64_t last_rows);
-/// Leaves out products of lanes without a row.
-void want_rows(const Problem& a, Lanes& lanes);
+/// Wants all lanes where a program of tensors' gradients reads them.
+void want_lanes(const Problem& a, Lanes& lanes);
 
 /// Right operand of update(): the rows on the lanes of a panel, as float32 rows or as bfloat16 pairs of rows.
 void stage_right(const Staging& s, const Group& group, const Lanes& lanes, Role role, int64_t size,

@@ -347,10 +347,7 @@ void Forward::compute_item(const Buffers& buffers, const ScoreTerms& terms, cons
   if (tile.panels <= 0) return;
   shared.seen.wait_for(group);
   Lanes lanes[kMaxPanels];
-  for (int64_t x = 0; x < tile.panels; ++x) {
-    lanes[x] = Lanes(group, tile.first_row + x * kPanel);
-    lanes[x].wanted = lanes[x].count;  // no other lane is read
-  }
+  for (int64_t x = 0; x < tile.panels; ++x) lanes[x] = Lanes(group, tile.first_row + x * kPanel);
   const Item what{tile, lanes, terms, shared, blocks, t};
   if (schedule_.splits_apart() > 1) {
     if (split < schedule_.splits_with_keys(group.span.used_k))

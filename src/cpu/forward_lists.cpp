@@ -130,7 +130,6 @@ void ListForward::attend(const Buffers& buffers, const ScoreTerms& terms, const 
   Lanes lanes[kMaxPanels];
   for (int64_t x = 0; x < panels; ++x) {
     lanes[x] = Lanes(group, first_row + x * kPanel, end_row);
-    lanes[x].wanted = lanes[x].count;
     panel_of(t, x).reset(staging_);
   }
   if (schedule_.row_path) {

@@ -10,7 +10,7 @@
 namespace fovea::cpu {
 
 Lanes::Lanes(const Group& group, int64_t row, int64_t end_row) : first_row(row) {
-  count = static_cast<int>(std::min<int64_t>(kPanel, end_row - row));
+  count = wanted = static_cast<int>(std::min<int64_t>(kPanel, end_row - row));
   // Counted, as a division for each lane would show beside what few keys take.
   int64_t at_query = group.query(row), at_head = row % group.size();
   tile::Range keys = group.window.keys_of(at_query);

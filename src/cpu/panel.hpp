@@ -69,7 +69,7 @@ struct Group {
 struct Lanes {
   int64_t first_row = 0;
   int count = 0;                      ///< rows that exist
-  int wanted = kPanel;                ///< lanes whose products are, at least `count`
+  int wanted = 0;                     ///< lanes whose products are: `count` or more
   tile::Range any, all;               ///< keys that some, that all lanes see
   alignas(64) int32_t begin[kPanel];  ///< keys that the lane sees
   alignas(64) int32_t end[kPanel];
