@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-import textwrap
+import re
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -169,9 +169,18 @@ def rung_hover(row: Row) -> str:
     return "<br>".join(lines)
 
 
+def lines_of(name: str) -> list[str]:
+    """A name for an axis: where it would take much of a phone's width, in several lines, broken behind spaces and the dots of modules."""
+    most, lines = 28, [""]
+    for piece in re.split(r"(?<= )|(?<=\.)(?=[A-Za-z_])", name):
+        if lines[-1] and len((lines[-1] + piece).rstrip()) > most:
+            lines.append("")
+        lines[-1] += piece
+    return [line.rstrip() for line in lines]
+
+
 def in_lines(name: str) -> str:
-    """A name for an axis, at its spaces in several lines where it would take much of a phone's width."""
-    return "<br>".join(textwrap.wrap(name, 28, break_long_words=False)) or name
+    return "<br>".join(lines_of(name))
 
 
 def is_library(peer: Row) -> bool:
@@ -389,7 +398,8 @@ def keeps_matrix(by_length: dict[int, float]) -> bool:
 
 def python_calls(result: Row) -> go.Figure:
     times = result["microseconds"]
-    found = figure(54 + 32 * len(times), x="µs")
+    lines = max(len(lines_of(name)) for name in times)
+    found = figure(54 + (4 + 14 * max(2, lines)) * len(times), x="µs")
     colors = [OURS if name.startswith(("fovea", "the compiled")) else ORANGE for name in times]
     found.add_bar(x=list(times.values()), y=[in_lines(name) for name in times], orientation="h", marker={"color": colors},
                   text=[f"{value:.3g}" for value in times.values()], textposition="outside", cliponaxis=False,
