@@ -220,7 +220,9 @@ def llama_tables(head: list[str], numbers_from: int, rows: Callable[[dict[str, A
         if not body:
             continue
         package = result["software"]["llama_cpp_python"]
-        text += f"**{result['host']}**, {result['date']}; llama_cpp_python {package} (`{path.relative_to(ROOT).as_posix()}`)\n\n"
+        isa = result.get("machine", {}).get("isa")  # files of before 2026-12-03 do not tell
+        without = "" if isa is None or "amx_bf16" in isa else ", AVX-512 without AMX" if "avx512f" in isa else ", AVX2 alone"
+        text += f"**{result['host']}**{without}, {result['date']}; llama_cpp_python {package} (`{path.relative_to(ROOT).as_posix()}`)\n\n"
         text += table(head, body, numbers_from) + "\n"
     return text.rstrip("\n") + "\n" if text else NO_RESULTS
 

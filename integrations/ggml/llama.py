@@ -41,6 +41,8 @@ FEATURES = {"sse4_2": "SSE42", "avx": "AVX", "avx2": "AVX2", "fma": "FMA", "f16c
             "avx512vbmi": "AVX512_VBMI", "avx512_vnni": "AVX512_VNNI", "avx512_bf16": "AVX512_BF16"}
 FOUR_TYPES = {"f16", "bf16", "f32", "q8_0"}
 LEAST_SHARE = 0.95  # of the cases of these types that are taken
+# Flags of /proc/cpuinfo that a result tells of.
+ISA = ("avx2", "avx512f", "avx512_bf16", "amx_bf16")
 
 
 def run(*command, **more):
@@ -111,7 +113,8 @@ def about():
     version = re.search(r"project\(fovea VERSION ([\d.]+)", (ROOT / "CMakeLists.txt").read_text(encoding="utf-8"))[1]
     return {"date": datetime.date.today().isoformat(),
             "host": f"{fields.get('model name', 'a processor without a name')}, {os.cpu_count()} threads",
-            "machine": {key: fields[key] for key in ("cpu family", "model", "stepping") if key in fields},
+            "machine": {**{key: fields[key] for key in ("cpu family", "model", "stepping") if key in fields},
+                        "isa": [name for name in ISA if name in fields.get("flags", "").split()]},
             "software": {"llama_cpp_python": PACKAGE.rsplit("-", 1)[1], "fovea": version},
             "sources_sha256": sources_hash(ROOT, ("cpu", "tile")),
             "backend_sha256": sources_hash(ROOT, ("ggml",), below="integrations", names="*.[ch]pp")}
