@@ -10,6 +10,8 @@
 //
 //   in parallel over sequences, key heads and chunks of keys:  convert, o_i, lse_i = attention
 //   in parallel over sequences and key heads:                  o = merge of all o_i
+//
+// Blocks that are read as they are go the same way, without the conversion.
 #include "attention.hpp"
 
 #include <omp.h>
@@ -35,11 +37,18 @@ constexpr int64_t kMostChunks = 32;
 // Rows of so many heads make a stretch of memory that the processor reads ahead: 544 bytes of Q8_0 at head size 128.
 constexpr int64_t kMostChunkHeads = 4;
 constexpr int64_t kChunkKeys = 128;
+// The first keys of a chunk of blocks come from memory without being fetched ahead, 64 of them.
+constexpr int64_t kLeastBlockKeys = 256;
 // Threads that end early take what others have not begun.
 constexpr int64_t kChunksOfThread = 4;
 
 int64_t round_up(int64_t x, int64_t step) {
   return (x + step - 1) / step * step;
+}
+
+/// Whether the rows of all heads of a key lie one behind the other.
+bool side_by_side(const ggml_tensor& t) {
+  return t.nb[2] == ggml_row_size(t.type, t.ne[0]) && t.nb[1] >= t.nb[2] * static_cast<size_t>(t.ne[2]);
 }
 
 int64_t bytes_of_key(const Work& work) {
@@ -84,19 +93,23 @@ struct Partials {
     part.o = o + i * o_size();
     part.lse = lse + i * lse_size();
   }
-  /// Merges the first `count` into `out`, whose lse may be null: not wanted.
-  bool merge(int64_t count, const Part& out) const try {
-    const int64_t lse_shape[3] = {1, shape[2], shape[1]};
-    const int64_t strides[4] = {out.o_strides[0], out.o_strides[1], out.o_strides[2], 1};
+  /// Merges query heads [head, head + heads) of the first `count` into those of `out`, whose lse may be null: not wanted.
+  bool merge(int64_t count, const Part& out, int64_t head, int64_t heads) const try {
+    const int64_t o_shape[4] = {1, shape[1], heads, shape[3]}, lse_shape[3] = {1, heads, shape[1]};
+    const int64_t strides[4] = {o_size(), shape[2] * shape[3], shape[3], 1};
+    const int64_t out_strides[4] = {out.o_strides[0], out.o_strides[1], out.o_strides[2], 1};
     std::vector<fovea_tensor> tensors;
     std::vector<const fovea_tensor*> all_o, all_lse;
     tensors.reserve(static_cast<size_t>(2 * count));
     for (int64_t i = 0; i < count; ++i) {
-      all_o.push_back(&tensors.emplace_back(float_tensor(o + i * o_size(), 4, shape, nullptr)));
-      all_lse.push_back(&tensors.emplace_back(float_tensor(lse + i * lse_size(), 3, lse_shape, nullptr)));
+      float *const o_i = o + i * o_size() + head * shape[3], *const lse_i =
+                                                                 lse + i * lse_size() + head * shape[1];
+      all_o.push_back(&tensors.emplace_back(float_tensor(o_i, 4, o_shape, strides)));
+      all_lse.push_back(&tensors.emplace_back(float_tensor(lse_i, 3, lse_shape, nullptr)));
     }
-    const fovea_tensor o_out = float_tensor(out.o, 4, shape, strides);
-    const fovea_tensor lse_out = float_tensor(out.lse, 3, lse_shape, nullptr);
+    const fovea_tensor o_out = float_tensor(out.o + head * out.o_strides[2], 4, o_shape, out_strides);
+    const fovea_tensor lse_out =
+        float_tensor(out.lse == nullptr ? nullptr : out.lse + head * shape[1], 3, lse_shape, nullptr);
     return fovea_merge(static_cast<int32_t>(count), all_o.data(), all_lse.data(), &o_out,
                        out.lse == nullptr ? nullptr : &lse_out, nullptr) == FOVEA_OK;
   } catch (const std::bad_alloc&) {  // no exception leaves a region of OpenMP
@@ -151,7 +164,7 @@ bool Attention::compute_panel(const Work& work, int64_t batch, int64_t key_head,
     if (key == first) continue;
     Part sum = result;
     if (key + most < end) partials.place(0, sum);
-    if (!partials.merge(2, sum)) return failed();
+    if (!partials.merge(2, sum, 0, partials.shape[2])) return failed();
   }
   return true;
 }
@@ -202,25 +215,33 @@ bool Attention::compute_chunk(const Work& work, const Chunks& chunks, int64_t it
   part.sinks = chunk == 0;
   const Partials partials = chunks.partials_of(group);
   if (chunks.count > 1) partials.place(chunk, part);
-  if (part.keys > 0 || chunk == 0) return worker.run_converted(work, part, 1);
+  if (part.keys > 0 || chunk == 0) {
+    return reads_blocks(work.a) ? worker.run_blocks(work, part) : worker.run_converted(work, part, 1);
+  }
   std::fill_n(part.lse, partials.lse_size(), -std::numeric_limits<float>::infinity());
   return true;
 }
 
-/// Heads whose rows lie side by side in the cache are converted together, as long as every thread has chunks.
+/// Heads whose rows lie side by side in the cache are computed together, as long as every thread has chunks.
 Attention::Chunks Attention::chunks_of(const Work& work, int64_t most_keys) const {
   const Operation& a = work.a;
+  const bool converts = !reads_blocks(a);
   const auto of_heads = [&](int64_t heads) {
-    const int64_t wanted = std::max(kChunkBytes / (bytes_of_key(work) * heads), most_keys / kMostChunks);
-    const int64_t keys = round_up(wanted, kChunkKeys);
+    const int64_t groups = a.batches() * a.key_heads() / heads;
+    const int64_t wanted = converts
+                               ? kChunkBytes / (bytes_of_key(work) * heads)
+                               : std::max(kLeastBlockKeys, most_keys * groups / (kChunksOfThread * threads_));
+    const int64_t keys = round_up(std::max(wanted, most_keys / kMostChunks), kChunkKeys);
     return Chunks{heads,
                   keys,
-                  a.batches() * a.key_heads() / heads,
+                  groups,
                   (most_keys + keys - 1) / keys,
-                  {{1, a.queries(), heads * (a.heads() / a.key_heads()), a.v->ne[0]}, nullptr, nullptr}};
+                  {{1, a.queries(), heads * work.group(), a.v->ne[0]}, nullptr, nullptr}};
   };
-  int64_t heads = std::gcd(a.key_heads(), kMostChunkHeads);
-  while (heads > 1 && of_heads(heads).groups * of_heads(heads).count < kChunksOfThread * threads_) heads /= 2;
+  const int64_t all = side_by_side(*a.k) && side_by_side(*a.v) ? a.key_heads() : 1;
+  int64_t heads = converts ? std::gcd(a.key_heads(), kMostChunkHeads) : all;
+  while (heads > 1 && of_heads(heads).groups * of_heads(heads).count < kChunksOfThread * threads_)
+    heads = heads % 2 == 0 ? heads / 2 : 1;
   return of_heads(heads);
 }
 
@@ -247,8 +268,10 @@ bool Attention::compute_chunks(const Work& work) {
   if (chunks.count == 1) return true;
   bool merged = true;
 #pragma omp parallel for num_threads(threads_) reduction(&& : merged)
-  for (int64_t group = 0; group < chunks.groups; ++group) {
-    merged = merged && chunks.partials_of(group).merge(chunks.count, chunks.part_of(work, group));
+  for (int64_t x = 0; x < chunks.groups * chunks.heads; ++x) {
+    const int64_t group = x / chunks.heads, head = x % chunks.heads * work.group();
+    merged = merged &&
+             chunks.partials_of(group).merge(chunks.count, chunks.part_of(work, group), head, work.group());
   }
   if (!merged) error_ = "the parts of the result could not be merged";
   return merged;
@@ -262,6 +285,7 @@ bool Attention::compute(const ggml_tensor& node) {
     for (int64_t h = 0; h < a.heads(); ++h) work.slopes.push_back(a.slope(h));
   }
   const bool is_band = work.mask.kind == MaskKind::kNone || work.mask.kind == MaskKind::kBand;
+  if (reads_blocks(a)) return compute_chunks(work);
   const ggml_type type = work.type = computed_type(a, !is_band || a.softcap > 0);
   if (type != GGML_TYPE_F32) {
     void* queries = queries_.at_least(static_cast<size_t>(ggml_nelements(a.q)) * sizeof(uint16_t));

@@ -1,8 +1,9 @@
 // Conversions in vectors: ggml's own functions are plain loops, and take as long as the attention of a query, or a prompt on tiles.
 #include "blocks.hpp"
 
-// Leaves out targets that bring nothing over their neighbours here.
-#define HWY_DISABLED_TARGETS (HWY_SSSE3 | HWY_SSE4 | HWY_AVX3_DL)
+// Leaves out targets that bring nothing over their neighbours here, and those whose vectors have a size that the compiler does not know.
+#define HWY_DISABLED_TARGETS \
+  (HWY_SSSE3 | HWY_SSE4 | HWY_AVX3_DL | HWY_SVE | HWY_SVE2 | HWY_SVE_256 | HWY_SVE2_128)
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "integrations/ggml/blocks.cpp"
 // Highway compiles the code from here to HWY_AFTER_NAMESPACE once for each instruction set.
@@ -12,55 +13,25 @@
 #include <bit>
 #include <cstring>
 
+#include "integrations/ggml/blocks-inl.hpp"
+
 HWY_BEFORE_NAMESPACE();
 namespace fovea_ggml::HWY_NAMESPACE {
-namespace hn = hwy::HWY_NAMESPACE;
 
-using D = hn::CappedTag<float, 16>;  // half of a block at most
-using DI = hn::RebindToSigned<D>;
-using DB = hn::Rebind<int8_t, D>;
-
-/// A float16 as float32: its bits are moved into place, which also serves subnormal numbers after the multiplication.
-inline float scale_of(const uint8_t* block) {
-  uint16_t half;
-  std::memcpy(&half, block, sizeof(half));
-  const uint32_t sign = (half & 0x8000u) << 16, rest = half & 0x7fffu;
-  if (rest >= 0x7c00u) return std::bit_cast<float>(sign | 0x7f800000u | (rest & 0x3ffu) << 13);
-  constexpr float kRebias = 0x1p112f;
-  return std::bit_cast<float>(std::bit_cast<uint32_t>(std::bit_cast<float>(rest << 13) * kRebias) | sign);
+template <class Block>
+void to_float(const void* blocks, float* out, int64_t count) {
+  const auto* block = static_cast<const uint8_t*>(blocks);
+  for (int64_t i = 0; i < count; i += kBlockElements, block += Block::kBytes) {
+    const V scale = hn::Set(D(), scale_of(block));
+    for (int x = 0; x < kVectors; ++x)
+      hn::StoreU(hn::Mul(Block::numbers(block, x), scale), D(), out + i + x * kLanes);
+  }
 }
-
 void q8_0(const void* blocks, float* out, int64_t count) {
-  const D d;
-  const int64_t lanes = static_cast<int64_t>(hn::Lanes(d));
-  const auto* block = static_cast<const uint8_t*>(blocks);
-  for (int64_t i = 0; i < count; i += kBlockElements, block += kQ8Bytes) {
-    const auto scale = hn::Set(d, scale_of(block));
-    const auto* numbers = reinterpret_cast<const int8_t*>(block + sizeof(uint16_t));
-    for (int64_t x = 0; x < kBlockElements; x += lanes) {
-      const auto number = hn::ConvertTo(d, hn::PromoteTo(DI(), hn::LoadU(DB(), numbers + x)));
-      hn::StoreU(hn::Mul(number, scale), d, out + i + x);
-    }
-  }
+  to_float<Q8Block>(blocks, out, count);
 }
-
 void q4_0(const void* blocks, float* out, int64_t count) {
-  const D d;
-  constexpr int64_t kHalf = kBlockElements / 2;
-  const int64_t lanes = static_cast<int64_t>(hn::Lanes(d));
-  const auto* block = static_cast<const uint8_t*>(blocks);
-  const auto low = hn::Set(DI(), 15), middle = hn::Set(DI(), 8);
-  for (int64_t i = 0; i < count; i += kBlockElements, block += kQ4Bytes) {
-    const auto scale = hn::Set(d, scale_of(block));
-    const uint8_t* pairs = block + sizeof(uint16_t);
-    for (int64_t x = 0; x < kHalf; x += lanes) {
-      const auto both = hn::PromoteTo(DI(), hn::LoadU(hn::Rebind<uint8_t, D>(), pairs + x));
-      const auto first = hn::Sub(hn::And(both, low), middle);
-      const auto second = hn::Sub(hn::ShiftRight<4>(both), middle);
-      hn::StoreU(hn::Mul(hn::ConvertTo(d, first), scale), d, out + i + x);
-      hn::StoreU(hn::Mul(hn::ConvertTo(d, second), scale), d, out + i + kHalf + x);
-    }
-  }
+  to_float<Q4Block>(blocks, out, count);
 }
 
 /// A float32 as bfloat16, rounded to nearest even.
@@ -74,9 +45,8 @@ void bf16(const void* floats, uint16_t* out, int64_t count) {
   const D d;
   const auto* in = static_cast<const float*>(floats);
   const hn::RebindToUnsigned<D> du;
-  const int64_t lanes = static_cast<int64_t>(hn::Lanes(d));
   int64_t x = 0;
-  for (; x + lanes <= count; x += lanes) {
+  for (; x + kLanes <= count; x += kLanes) {
     const auto value = hn::LoadU(d, in + x);
     const auto bits = hn::BitCast(du, value);
     const auto odd = hn::And(hn::ShiftRight<16>(bits), hn::Set(du, 1));
@@ -90,16 +60,10 @@ void bf16(const void* floats, uint16_t* out, int64_t count) {
 }
 
 void f16(const void* halves, float* out, int64_t count) {
-  const D d;
-  const hn::Rebind<hwy::float16_t, D> dh;
-  const int64_t lanes = static_cast<int64_t>(hn::Lanes(d));
-  const auto* in = static_cast<const uint8_t*>(halves);
+  const auto* in = static_cast<const uint16_t*>(halves);
   int64_t x = 0;
-  for (; x + lanes <= count; x += lanes) {
-    const auto half = hn::LoadU(dh, reinterpret_cast<const hwy::float16_t*>(in) + x);
-    hn::StoreU(hn::PromoteTo(d, half), d, out + x);
-  }
-  for (; x < count; ++x) out[x] = scale_of(in + 2 * x);
+  for (; x + kLanes <= count; x += kLanes) hn::StoreU(from_halves(in + x), D(), out + x);
+  for (; x < count; ++x) out[x] = scale_of(reinterpret_cast<const uint8_t*>(in + x));
 }
 
 }  // namespace fovea_ggml::HWY_NAMESPACE

@@ -4,6 +4,7 @@
 //   ggml_compare check                  small cases: masks, types, chunks of a long cache
 //   ggml_compare time [ROUNDS [NAME [TYPE]]]   the sizes that the guide quotes, or those of one name and type
 //   ggml_compare least [ROUNDS]         small problems, which show where the backend begins to pay
+//   ggml_compare rows [ROUNDS]          quantised caches with few and with many rows
 #include <ggml-alloc.h>
 #include <ggml-backend.h>
 #include <ggml.h>
@@ -96,6 +97,18 @@ std::vector<Case> least_cases() {
           }
         }
       }
+    }
+  }
+  return cases;
+}
+
+/// Rows of a key head around those up to which blocks are read as they are: four heads, one to sixteen queries.
+std::vector<Case> rows_cases() {
+  std::vector<Case> cases;
+  for (const ggml_type type : {GGML_TYPE_Q8_0, GGML_TYPE_Q4_0}) {
+    for (const int64_t d : {64, 128}) {
+      for (const int64_t queries : {1, 2, 4, 8, 12, 16})
+        cases.push_back({"rows", d, d, 16, 4, queries, 8192, type, "causal"});
     }
   }
   return cases;
@@ -282,7 +295,11 @@ int main(int argc, char** argv) {
   }
   bool same = true;
   const bool timed = mode != "check";
-  for (const Case& c : mode == "time" ? timed_cases() : mode == "least" ? least_cases() : small_cases()) {
+  const std::vector<Case> cases = mode == "time"    ? timed_cases()
+                                  : mode == "least" ? least_cases()
+                                  : mode == "rows"  ? rows_cases()
+                                                    : small_cases();
+  for (const Case& c : cases) {
     if (argc > 3 && c.name != std::string(argv[3])) continue;
     if (argc > 4 && ggml_type_name(c.type) != std::string(argv[4])) continue;
     same = compare(c, ggml.get(), fovea.get(), timed ? rounds : 0) && same;

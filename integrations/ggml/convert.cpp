@@ -39,17 +39,13 @@ struct RowConversion {
 
 RowConversion::RowConversion(ggml_type from, ggml_type to)
     : to_(to), to_float_(ggml_get_type_traits(from)->to_float) {
-  const ggml_type_traits& traits = *ggml_get_type_traits(from);
-  const auto has_blocks_of = [&](int64_t bytes) {
-    return traits.blck_size == kBlockElements && static_cast<int64_t>(traits.type_size) == bytes;
-  };
   const Conversions& best = conversions();
   if (from == GGML_TYPE_F16) to_float_ = best.f16;
-  if (from == GGML_TYPE_Q8_0 && has_blocks_of(kQ8Bytes)) {
+  if (block_type_of(from) == BlockType::kQ8_0) {
     to_float_ = best.q8_0;
     to_bf16_ = best.bf16_of_q8_0;
   }
-  if (from == GGML_TYPE_Q4_0 && has_blocks_of(kQ4Bytes)) {
+  if (block_type_of(from) == BlockType::kQ4_0) {
     to_float_ = best.q4_0;
     to_bf16_ = best.bf16_of_q4_0;
   }

@@ -9,6 +9,8 @@
 #include <cstring>
 #include <limits>
 
+#include "blocks.hpp"
+
 namespace fovea_ggml {
 namespace {
 
@@ -42,22 +44,14 @@ const char* layout_declined(const Operation& a) {
 /// Pairs of a row and a key below which setting up costs more than it brings.
 constexpr int64_t kLeastPairs = 96, kLeastConvertedPairs = 512;
 
-/// Keys from which one row pays for the conversion of a cache.
-int64_t keys_for_one_row(ggml_type type) {
-  constexpr int64_t kNever = std::numeric_limits<int64_t>::max();
-  return type == GGML_TYPE_Q4_0 ? kLeastConvertedPairs : type == GGML_TYPE_Q8_0 ? 2048 : kNever;
-}
-
 const char* slower_because(const Operation& a) {
   if (a.most_keys > 0) return "a mask that promises few keys: ggml goes through those alone";
   const int64_t rows = a.rows(), pairs = rows * a.keys();
   const ggml_type type = computed_type(a, false);
-  if (a.k->type == type && a.v->type == type) {
+  if (reads_blocks(a) || (a.k->type == type && a.v->type == type)) {
     return pairs < kLeastPairs ? "too few queries and keys" : nullptr;
   }
-  if (rows == 1 && a.keys() < std::max(keys_for_one_row(a.k->type), keys_for_one_row(a.v->type))) {
-    return "a cache that is converted for one row";
-  }
+  if (rows == 1) return "a cache that is converted for one row";
   return pairs < kLeastConvertedPairs ? "too few queries and keys for a conversion" : nullptr;
 }
 
@@ -115,6 +109,15 @@ Bfloat16 bfloat16_here() {
   return {kNever, kNever, kNever};
 }
 
+/// Rows up to which blocks are read as they are. More take less time once they are bfloat16 where that is multiplied fast, conversion and all: on
+/// tiles of AMX by `ggml_compare rows`, on AMD's processors by reasoning.
+int64_t most_block_rows() {
+  constexpr int64_t kBesideTiles = 12, kBesidePairs = 16;
+  const int64_t most = block_ways().front().most_rows;
+  if (has_backend("cpu_amx_bf16")) return std::min(most, kBesideTiles);
+  return vectors_multiply_bfloat16_fast() ? std::min(most, kBesidePairs) : most;
+}
+
 }  // namespace
 
 ggml_type computed_type(const Operation& a, bool has_expressions) {
@@ -127,6 +130,19 @@ ggml_type computed_type(const Operation& a, bool has_expressions) {
   if (is_short && a.rows() >= least) return GGML_TYPE_BF16;
   const bool native = k == GGML_TYPE_F16 || k == GGML_TYPE_BF16;
   return native && v == k ? k : GGML_TYPE_F32;
+}
+
+std::optional<BlockType> block_type_of(ggml_type type) {
+  const ggml_type_traits& traits = *ggml_get_type_traits(type);
+  if (traits.blck_size != kBlockElements) return std::nullopt;
+  if (type == GGML_TYPE_Q8_0 && traits.type_size == kQ8Bytes) return BlockType::kQ8_0;
+  if (type == GGML_TYPE_Q4_0 && traits.type_size == kQ4Bytes) return BlockType::kQ4_0;
+  return std::nullopt;
+}
+
+bool reads_blocks(const Operation& a) {
+  static const int64_t most = most_block_rows();
+  return a.rows() <= most && block_type_of(a.k->type) && block_type_of(a.v->type);
 }
 
 const char* declined_because(const ggml_tensor& node) {

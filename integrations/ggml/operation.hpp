@@ -4,6 +4,9 @@
 #include <ggml.h>
 
 #include <cstdint>
+#include <optional>
+
+#include "block_rows.hpp"
 
 namespace fovea_ggml {
 
@@ -35,11 +38,18 @@ struct Operation {
 /// Rows up to which Fovea's way for few rows takes such whose scores have expressions.
 inline constexpr int64_t kFewRowsOfExpressions = 4;
 
-/// The type that Fovea computes in. More rows than few over a cache of at most 16 bits, and any over a quantised one: bfloat16, where
-/// the processor multiplies that fast (AMX, and AVX512-BF16 of AMD), unless the environment has FOVEA_GGML_BFLOAT16=0. Else that of a
-/// cache of float16, bfloat16 or float32, and float32 of any other. A cache of another type is converted a part at a time.
+/// The type that Fovea computes in where it reads no blocks. More rows than few over a cache of at most 16 bits, and any over a quantised
+/// one: bfloat16, where the processor multiplies that fast (AMX, and AVX512-BF16 of AMD), unless the environment has
+/// FOVEA_GGML_BFLOAT16=0. Else that of a cache of float16, bfloat16 or float32, and float32 of any other. A cache of another type is
+/// converted a part at a time.
 /// `has_expressions`: a mask that is no band, or softcap.
 ggml_type computed_type(const Operation& operation, bool has_expressions);
+
+/// As what the code in vectors knows the blocks of a type; none where it does not.
+std::optional<BlockType> block_type_of(ggml_type type);
+
+/// Whether its rows are few and its cache is of blocks that are read as they are: then nothing is converted.
+bool reads_blocks(const Operation& operation);
 
 /// Why the node is left to ggml, in words; null when Fovea takes it.
 const char* declined_because(const ggml_tensor& node);

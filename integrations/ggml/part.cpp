@@ -218,4 +218,56 @@ bool Worker::run_converted(const Work& work, Part part, int threads) {
   return run(work, part, threads);
 }
 
+namespace {
+
+BlockRows blocks_of(const ggml_tensor& t, const Part& part) {
+  BlockRows rows{*block_type_of(t.type), nullptr, t.ne[0], static_cast<int64_t>(t.nb[1]),
+                 static_cast<int64_t>(t.nb[2])};
+  rows.data = static_cast<const char*>(t.data) + part.key * rows.key_stride +
+              part.key_head * rows.head_stride + part.batch * static_cast<int64_t>(t.nb[3]);
+  return rows;
+}
+
+}  // namespace
+
+bool Worker::run_blocks(const Work& work, const Part& part) try {
+  const Operation& a = work.a;
+  const int64_t queries = a.queries(), heads = part.key_heads * work.group(),
+                first = part.key_head * work.group();
+  BlockAttention attention{blocks_of(*a.k, part),
+                           blocks_of(*a.v, part),
+                           part.keys,
+                           part.key_heads,
+                           a.rows(),
+                           nullptr,
+                           a.scale,
+                           a.softcap};
+  rows_.assign(static_cast<size_t>(heads * queries), {});
+  attention.queries = rows_.data();
+  const auto* sinks = a.sinks != nullptr && part.sinks ? static_cast<const float*>(a.sinks->data) : nullptr;
+  for (int64_t h = 0; h < heads; ++h) {
+    for (int64_t i = 0; i < queries; ++i) {
+      QueryRow& row = rows_[static_cast<size_t>(h * queries + i)];
+      const int64_t head = first + h;
+      row.q = reinterpret_cast<const float*>(
+          static_cast<const char*>(a.q->data) + static_cast<size_t>(i) * a.q->nb[1] +
+          static_cast<size_t>(head) * a.q->nb[2] + static_cast<size_t>(part.batch) * a.q->nb[3]);
+      if (a.mask != nullptr) {
+        const int64_t batch = work.view.batches > 1 ? part.batch : 0, plane = work.view.heads > 1 ? head : 0;
+        row.mask = work.view.row(batch, plane, i) + part.key;
+      }
+      if (!work.slopes.empty()) row.slope = work.slopes[static_cast<size_t>(head)];
+      row.has_sink = sinks != nullptr;
+      if (row.has_sink) row.sink = sinks[head];
+      row.o = part.o + i * part.o_strides[1] + h * part.o_strides[2];
+      if (part.lse != nullptr) row.lse = part.lse + h * queries + i;
+    }
+  }
+  block_ways().front().attend(attention);
+  return true;
+} catch (const std::bad_alloc&) {  // no exception leaves a region of OpenMP
+  error_ = "out of memory";
+  return false;
+}
+
 }  // namespace fovea_ggml

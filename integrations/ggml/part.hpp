@@ -50,6 +50,8 @@ class Worker {
   bool run(const Work& work, const Part& part, int threads);
   /// Converts the keys and values of the part, which is of one sequence, to the work's type and runs it on them.
   bool run_converted(const Work& work, Part part, int threads);
+  /// Runs the part, which is of one sequence, on blocks of its keys and values as they are.
+  bool run_blocks(const Work& work, const Part& part);
   const std::string& error() const { return error_; }
 
  private:
@@ -61,6 +63,7 @@ class Worker {
   Plans plans_;
   Memory panel_;
   std::vector<int32_t> used_;
+  std::vector<QueryRow> rows_;
   int32_t low_ = 0;
   std::string error_;
 };
