@@ -52,8 +52,16 @@ HWY_INLINE void store_sums(const V* v, float* out) {
 }
 #endif
 
+/// Vector x of block b of key j.
+template <class OfType>
+HWY_INLINE V element(const uint8_t* block, int x, const Step& step, int64_t b, int64_t j) {
+  const V scale = hn::Set(D(), step.scales[b][j]), number = OfType::numbers(block, x);
+  if constexpr (OfType::kHasLeast) return hn::MulAdd(number, scale, hn::Set(D(), step.leasts[b][j]));
+  return hn::Mul(number, scale);
+}
+
 /// scores[r][j] = dot(q[r], k[j]) of a step.
-template <class Block, int R>
+template <class OfType, int R>
 HWY_NOINLINE void float_dots(const QueryRow* queries, const BlockRows& k, Step& step, float (*scores)[kStep],
                              Ahead& ahead) {
   const int64_t blocks = k.size / kBlockElements;
@@ -69,9 +77,7 @@ HWY_NOINLINE void float_dots(const QueryRow* queries, const BlockRows& k, Step& 
       for (int x = 0; x < kVectors; ++x) {
         V key[4];
 #pragma GCC unroll 4
-        for (int i = 0; i < 4; ++i)
-          key[i] =
-              hn::Mul(Block::numbers(rows[i] + b * Block::kBytes, x), hn::Set(D(), step.scales[b][j + i]));
+        for (int i = 0; i < 4; ++i) key[i] = element<OfType>(rows[i] + b * OfType::kBytes, x, step, b, j + i);
 #pragma GCC unroll 4
         for (int r = 0; r < R; ++r) {
           const V q = hn::LoadU(D(), queries[r].q + b * kBlockElements + x * kLanes);
@@ -85,8 +91,30 @@ HWY_NOINLINE void float_dots(const QueryRow* queries, const BlockRows& k, Step& 
   }
 }
 
+/// weights[j] = p[j] * scale of v[j]. Returns factor * o, and the sum of p[j] * least of v[j] in each element.
+template <class OfType>
+HWY_INLINE void weigh_block(const float* p, int64_t block, const Step& step, float factor, const float* o,
+                            float* weights, V* sum) {
+  const D d;
+  V leasts = hn::Zero(d);
+  for (int64_t j = 0; j < step.n; j += kLanes) {
+    const V weight = hn::Load(d, p + j);
+    const auto unseen = hn::Eq(weight, hn::Zero(d));
+    const V product = hn::Mul(weight, hn::Load(d, step.scales[block] + j));
+    hn::Store(hn::IfThenZeroElse(unseen, product), d, weights + j);
+    if constexpr (OfType::kHasLeast) {
+      const V least = hn::Mul(weight, hn::Load(d, step.leasts[block] + j));
+      leasts = hn::Add(leasts, hn::IfThenZeroElse(unseen, least));
+    }
+  }
+  const V all = OfType::kHasLeast ? hn::SumOfLanes(d, leasts) : leasts;
+#pragma GCC unroll 4
+  for (int x = 0; x < kVectors; ++x)
+    sum[x] = hn::MulAdd(hn::Set(d, factor), hn::LoadU(d, o + block * kBlockElements + x * kLanes), all);
+}
+
 /// o[r] = o[r] * alpha[r] + sum over j of p[r][j] * v[j], W blocks of a row.
-template <class Block, int R, int W>
+template <class OfType, int R, int W>
 HWY_INLINE void float_strip(QueryRow* queries, const BlockRows& v, int64_t block, const Step& step,
                             const float (*p)[kStep], const float* alpha, Ahead& ahead) {
   const D d;
@@ -94,28 +122,18 @@ HWY_INLINE void float_strip(QueryRow* queries, const BlockRows& v, int64_t block
   V sum[R][W][kVectors];
 #pragma GCC unroll 4
   for (int r = 0; r < R; ++r) {
-    const V factor = hn::Set(d, alpha[r]);
 #pragma GCC unroll 4
-    for (int w = 0; w < W; ++w) {
-      for (int64_t j = 0; j < step.n; j += kLanes) {
-        const V weight = hn::Load(d, p[r] + j);
-        const V product = hn::Mul(weight, hn::Load(d, step.scales[block + w] + j));
-        hn::Store(hn::IfThenZeroElse(hn::Eq(weight, hn::Zero(d)), product), d, weights[r][w] + j);
-      }
-#pragma GCC unroll 4
-      for (int x = 0; x < kVectors; ++x)
-        sum[r][w][x] =
-            hn::Mul(factor, hn::LoadU(d, queries[r].o + (block + w) * kBlockElements + x * kLanes));
-    }
+    for (int w = 0; w < W; ++w)
+      weigh_block<OfType>(p[r], block + w, step, alpha[r], queries[r].o, weights[r][w], sum[r][w]);
   }
-  const uint8_t* row = step.v + block * Block::kBytes;
+  const uint8_t* row = step.v + block * OfType::kBytes;
   for (int64_t j = 0; j < step.n; ++j, row += v.key_stride) {
     if (j % 4 == 0) ahead.point();
 #pragma GCC unroll 4
     for (int w = 0; w < W; ++w) {
 #pragma GCC unroll 4
       for (int x = 0; x < kVectors; ++x) {
-        const V value = Block::numbers(row + w * Block::kBytes, x);
+        const V value = OfType::numbers(row + w * OfType::kBytes, x);
 #pragma GCC unroll 4
         for (int r = 0; r < R; ++r)
           sum[r][w][x] = hn::MulAdd(value, hn::Set(d, weights[r][w][j]), sum[r][w][x]);
@@ -133,15 +151,15 @@ HWY_INLINE void float_strip(QueryRow* queries, const BlockRows& v, int64_t block
   }
 }
 
-template <class Block, int R>
+template <class OfType, int R>
 HWY_NOINLINE void float_sums(QueryRow* queries, const BlockRows& v, const Step& step, const float (*p)[kStep],
                              const float* alpha, Ahead& ahead) {
   const int64_t blocks = v.size / kBlockElements;
   constexpr int kBlocks = float_blocks(R);
   int64_t b = 0;
   for (; b + kBlocks <= blocks; b += kBlocks)
-    float_strip<Block, R, kBlocks>(queries, v, b, step, p, alpha, ahead);
-  for (; b < blocks; ++b) float_strip<Block, R, 1>(queries, v, b, step, p, alpha, ahead);
+    float_strip<OfType, R, kBlocks>(queries, v, b, step, p, alpha, ahead);
+  for (; b < blocks; ++b) float_strip<OfType, R, 1>(queries, v, b, step, p, alpha, ahead);
 }
 
 /// Calls pass(count, first) for kFloatRows rows at a time, then for 3, 2 or 1; `count` is a constant.
@@ -173,19 +191,17 @@ class FloatProducts {
   void dots(int64_t head, Step& step, Ahead& ahead) const {
     const QueryRow* queries = a_.queries + head * a_.rows;
     for_each_rows(a_.rows, [&](auto rows, int64_t r) HWY_ATTR {
-      const auto of = [&](auto block) HWY_ATTR {
-        float_dots<decltype(block), rows()>(queries + r, a_.k, step, step.scores + r, ahead);
-      };
-      a_.k.type == BlockType::kQ8_0 ? of(Q8Block()) : of(Q4Block());
+      with_block_type(a_.k.type, [&](auto type) HWY_ATTR {
+        float_dots<Block<type()>, rows()>(queries + r, a_.k, step, step.scores + r, ahead);
+      });
     });
   }
   void sums(int64_t head, const Step& step, Ahead& ahead) const {
     QueryRow* queries = a_.queries + head * a_.rows;
     for_each_rows(a_.rows, [&](auto rows, int64_t r) HWY_ATTR {
-      const auto of = [&](auto block) HWY_ATTR {
-        float_sums<decltype(block), rows()>(queries + r, a_.v, step, step.scores + r, step.alpha + r, ahead);
-      };
-      a_.v.type == BlockType::kQ8_0 ? of(Q8Block()) : of(Q4Block());
+      with_block_type(a_.v.type, [&](auto type) HWY_ATTR {
+        float_sums<Block<type()>, rows()>(queries + r, a_.v, step, step.scores + r, step.alpha + r, ahead);
+      });
     });
   }
 

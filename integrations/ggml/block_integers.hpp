@@ -4,6 +4,7 @@
 //           a block's 32 products of 16 keys are 8 instructions for each of the two, and one conversion
 //   p v     p * scale of v's block = weight * unit, a word; numbers of two keys side by side are words:
 //           the sums of a step are exact
+//   leasts  the sum of a block of a query times the least of a key's block, the sum of p * least of v's block
 #pragma once
 
 #if defined(__x86_64__)
@@ -41,9 +42,8 @@ class IntegerProducts {
   const BlockAttention& a_;
   int64_t blocks_;
   std::vector<QueryBlock> queries_;  ///< of each row
-  std::vector<int32_t>
-      offsets_;  ///< of each of them: what keys' bytes, which become numbers without a sign, add to a product
-  std::vector<float> units_;  ///< of each row
+  std::vector<int32_t> sums_;        ///< of each of them: of its elements
+  std::vector<float> units_;         ///< of each row
 };
 
 }  // namespace fovea_ggml

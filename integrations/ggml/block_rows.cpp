@@ -33,21 +33,24 @@ namespace fovea_ggml::HWY_NAMESPACE {
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 constexpr uint16_t kUnseen = 0xfc00;  // -inf as a float16
 
-/// Scales of the blocks of a step's rows; zeros for keys behind the last one. False where one is not finite.
+/// The float16 at `row` of each of n rows, zeros behind them. Adds zeros to `zeros`, or what is none where a number is not finite.
+HWY_INLINE void load_halves(const uint8_t* row, int64_t stride, int64_t n, float* out, V& zeros) {
+  uint16_t bits[kStep] = {};
+  for (int64_t j = 0; j < n; ++j, row += stride) std::memcpy(bits + j, row, sizeof(uint16_t));
+  for (int64_t j = 0; j < kStep; j += kLanes) {
+    const V x = from_halves(bits + j);
+    hn::Store(x, D(), out + j);
+    zeros = hn::MulAdd(x, hn::Zero(D()), zeros);
+  }
+}
+/// What numbers of the blocks of a step's rows are multiplied by, and what is added to them. False where one is not finite.
 HWY_NOINLINE bool load_scales(const uint8_t* rows, const BlockRows& of, Step& step) {
   const D d;
-  const int64_t bytes = block_bytes(of.type);
   V zeros = hn::Zero(d);
-  for (int64_t b = 0; b < of.size / kBlockElements; ++b) {
-    uint16_t bits[kStep] = {};
-    const uint8_t* block = rows + b * bytes;
-    for (int64_t j = 0; j < step.n; ++j, block += of.key_stride)
-      std::memcpy(bits + j, block, sizeof(uint16_t));
-    for (int64_t j = 0; j < kStep; j += kLanes) {
-      const V scale = from_halves(bits + j);
-      hn::Store(scale, d, step.scales[b] + j);
-      zeros = hn::MulAdd(scale, hn::Zero(d), zeros);
-    }
+  for (int64_t b = 0; b < of.size / kBlockElements; ++b, rows += block_bytes(of.type)) {
+    load_halves(rows, of.key_stride, step.n, step.scales[b], zeros);
+    if (has_least(of.type))
+      load_halves(rows + sizeof(uint16_t), of.key_stride, step.n, step.leasts[b], zeros);
   }
   return hn::AllTrue(d, hn::Eq(zeros, hn::Zero(d)));
 }

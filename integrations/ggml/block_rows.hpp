@@ -1,4 +1,4 @@
-// Attention of few rows over blocks of Q8_0 and Q4_0, which become numbers in registers and nowhere else.
+// Attention of few rows over blocks of quantised caches, which become numbers in registers and nowhere else.
 #pragma once
 
 #include <cstdint>
@@ -7,11 +7,6 @@
 #include "blocks.hpp"
 
 namespace fovea_ggml {
-
-enum class BlockType : uint8_t { kQ8_0, kQ4_0 };
-inline int64_t block_bytes(BlockType type) {
-  return type == BlockType::kQ8_0 ? kQ8Bytes : kQ4Bytes;
-}
 
 /// Keys or values of one sequence: row (key, head) of `size` elements, whole blocks, lies at data + key * key_stride + head * head_stride bytes.
 struct BlockRows {

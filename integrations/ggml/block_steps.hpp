@@ -75,7 +75,9 @@ struct Step {
   const uint8_t* k;
   const uint8_t* v;
   int64_t n;
-  alignas(64) float scales[kMostBlocks][kStep];  ///< of K, then of V; zeros behind the last key
+  /// Of K, then of V; zeros behind the last key. Leasts only where the format has them.
+  alignas(64) float scales[kMostBlocks][kStep];
+  alignas(64) float leasts[kMostBlocks][kStep];
   alignas(64) float scores[kMostBlockRows][kStep];
   float alpha[kMostBlockRows];
 };

@@ -1,4 +1,4 @@
-// Numbers of blocks of Q8_0 and Q4_0 in vectors.
+// Numbers of blocks in vectors.
 //
 // Included once per instruction set: the guard lets it in again for each.
 #if defined(FOVEA_GGML_BLOCKS_INL_HPP) == defined(HWY_TARGET_TOGGLE)
@@ -48,22 +48,53 @@ HWY_INLINE V from_halves(const uint16_t* p) {
 #endif
 }
 
-/// Vector x of a block's numbers, without its scale.
-struct Q8Block {
-  static constexpr int64_t kBytes = kQ8Bytes;
+/// The numbers that vector x of a block's halves stands for, kIq4Numbers of them.
+template <class Halves>
+HWY_INLINE V iq4_numbers(Halves halves) {
+#if HWY_TARGET == HWY_SCALAR
+  return hn::Set(D(), kIq4Numbers[hn::GetLane(halves)]);
+#else
+  const hn::Full128<uint8_t> all;
+  const auto table = hn::LoadU(all, reinterpret_cast<const uint8_t*>(kIq4Numbers));
+  const auto bytes = hn::BitCast(hn::Rebind<int8_t, D>(), hn::TableLookupBytes(table, halves));
+  return hn::ConvertTo(D(), hn::PromoteTo(DI(), bytes));
+#endif
+}
+
+/// A block of a format.
+template <BlockType kType>
+struct Block {
+  static constexpr int64_t kBytes = block_bytes(kType);
+  static constexpr bool kHasLeast = has_least(kType);
+
+  /// Vector x of the numbers.
   static HWY_INLINE V numbers(const uint8_t* block, int x) {
-    const auto* bytes = reinterpret_cast<const int8_t*>(block + sizeof(uint16_t));
-    return hn::ConvertTo(D(), hn::PromoteTo(DI(), hn::LoadU(hn::Rebind<int8_t, D>(), bytes + x * kLanes)));
+    const uint8_t* data = block + numbers_at(kType);
+    if constexpr (kType == BlockType::kQ8_0) {
+      const auto* bytes = reinterpret_cast<const int8_t*>(data) + x * kLanes;
+      return hn::ConvertTo(D(), hn::PromoteTo(DI(), hn::LoadU(hn::Rebind<int8_t, D>(), bytes)));
+    } else {
+      constexpr int kHalf = kVectors / 2;
+      const hn::Rebind<uint8_t, D> du;
+      const auto pairs = hn::LoadU(du, data + x % kHalf * kLanes);
+      if constexpr (kType == BlockType::kIq4Nl)
+        return iq4_numbers(x < kHalf ? hn::And(pairs, hn::Set(du, 15)) : hn::ShiftRight<4>(pairs));
+      const auto both = hn::PromoteTo(DI(), pairs);
+      const auto bits = x < kHalf ? hn::And(both, hn::Set(DI(), 15)) : hn::ShiftRight<4>(both);
+      return hn::ConvertTo(D(), hn::Add(bits, rest_of(block, x)));
+    }
   }
-};
-struct Q4Block {
-  static constexpr int64_t kBytes = kQ4Bytes;
-  static HWY_INLINE V numbers(const uint8_t* block, int x) {
-    constexpr int kHalf = kVectors / 2;
-    const uint8_t* pairs = block + sizeof(uint16_t) + x % kHalf * kLanes;
-    const auto both = hn::PromoteTo(DI(), hn::LoadU(hn::Rebind<uint8_t, D>(), pairs));
-    const auto bits = x < kHalf ? hn::And(both, hn::Set(DI(), 15)) : hn::ShiftRight<4>(both);
-    return hn::ConvertTo(D(), hn::Sub(bits, hn::Set(DI(), 8)));
+
+ private:
+  /// What is added to the halves.
+  static HWY_INLINE hn::Vec<DI> rest_of(const uint8_t* block, int x) {
+    const auto without = hn::Set(DI(), -middle_of(kType));
+    if constexpr (!has_fifth_bits(kType)) return without;
+    uint32_t fifths;
+    std::memcpy(&fifths, block + fifths_at(kType), sizeof(fifths));
+    const auto ours = hn::Set(DI(), static_cast<int32_t>(fifths >> (x * kLanes)));
+    const auto lane = hn::Shl(hn::Set(DI(), 1), hn::Iota(DI(), 0));
+    return hn::IfThenElse(hn::TestBit(ours, lane), hn::Set(DI(), 16 - middle_of(kType)), without);
   }
 };
 

@@ -18,20 +18,18 @@
 HWY_BEFORE_NAMESPACE();
 namespace fovea_ggml::HWY_NAMESPACE {
 
-template <class Block>
+template <BlockType kType>
 void to_float(const void* blocks, float* out, int64_t count) {
+  using OfType = Block<kType>;
   const auto* block = static_cast<const uint8_t*>(blocks);
-  for (int64_t i = 0; i < count; i += kBlockElements, block += Block::kBytes) {
+  for (int64_t i = 0; i < count; i += kBlockElements, block += OfType::kBytes) {
     const V scale = hn::Set(D(), scale_of(block));
-    for (int x = 0; x < kVectors; ++x)
-      hn::StoreU(hn::Mul(Block::numbers(block, x), scale), D(), out + i + x * kLanes);
+    const V least = OfType::kHasLeast ? hn::Set(D(), scale_of(block + sizeof(uint16_t))) : hn::Zero(D());
+    for (int x = 0; x < kVectors; ++x) {
+      const V product = hn::Mul(OfType::numbers(block, x), scale);
+      hn::StoreU(OfType::kHasLeast ? hn::Add(product, least) : product, D(), out + i + x * kLanes);
+    }
   }
-}
-void q8_0(const void* blocks, float* out, int64_t count) {
-  to_float<Q8Block>(blocks, out, count);
-}
-void q4_0(const void* blocks, float* out, int64_t count) {
-  to_float<Q4Block>(blocks, out, count);
 }
 
 /// A float32 as bfloat16, rounded to nearest even.
@@ -109,7 +107,7 @@ FOVEA_BFLOAT16 inline __m128i load16(const uint8_t* bytes) {
 
 FOVEA_BFLOAT16 void bf16_of_q8_0(const void* blocks, uint16_t* out, int64_t count) {
   const auto* block = static_cast<const uint8_t*>(blocks);
-  for (int64_t i = 0; i < count; i += kBlockElements, block += kQ8Bytes) {
+  for (int64_t i = 0; i < count; i += kBlockElements, block += block_bytes(BlockType::kQ8_0)) {
     const uint8_t* numbers = block + sizeof(uint16_t);
     store_block(block, _mm512_cvtepi8_epi32(load16(numbers)), _mm512_cvtepi8_epi32(load16(numbers + 16)),
                 out + i);
@@ -119,7 +117,7 @@ FOVEA_BFLOAT16 void bf16_of_q8_0(const void* blocks, uint16_t* out, int64_t coun
 FOVEA_BFLOAT16 void bf16_of_q4_0(const void* blocks, uint16_t* out, int64_t count) {
   const auto* block = static_cast<const uint8_t*>(blocks);
   const __m512i low = _mm512_set1_epi32(15), middle = _mm512_set1_epi32(8);
-  for (int64_t i = 0; i < count; i += kBlockElements, block += kQ4Bytes) {
+  for (int64_t i = 0; i < count; i += kBlockElements, block += block_bytes(BlockType::kQ4_0)) {
     const __m512i both = _mm512_cvtepu8_epi32(load16(block + sizeof(uint16_t)));
     store_block(block, _mm512_sub_epi32(_mm512_and_si512(both, low), middle),
                 _mm512_sub_epi32(_mm512_srli_epi32(both, 4), middle), out + i);
@@ -141,13 +139,18 @@ Function* best(Function* avx512, Function* avx2, Function* any) {
 #endif
 
 Conversions best_conversions() {
-  Conversions c{FOVEA_BEST(f16), FOVEA_BEST(q8_0), FOVEA_BEST(q4_0), FOVEA_BEST(bf16), nullptr, nullptr};
+  Conversions c{FOVEA_BEST(f16),
+                {FOVEA_BEST(to_float<BlockType::kQ8_0>), FOVEA_BEST(to_float<BlockType::kQ4_0>),
+                 FOVEA_BEST(to_float<BlockType::kQ4_1>), FOVEA_BEST(to_float<BlockType::kQ5_0>),
+                 FOVEA_BEST(to_float<BlockType::kQ5_1>), FOVEA_BEST(to_float<BlockType::kIq4Nl>)},
+                FOVEA_BEST(bf16),
+                {}};
 #if defined(__x86_64__)
   if (__builtin_cpu_supports("avx512bf16") && __builtin_cpu_supports("avx512bw") &&
       __builtin_cpu_supports("avx512vl")) {
     c.from_float = bf16_by_instruction;
-    c.bf16_of_q8_0 = bf16_of_q8_0;
-    c.bf16_of_q4_0 = bf16_of_q4_0;
+    c.bf16_of_blocks[static_cast<int>(BlockType::kQ8_0)] = bf16_of_q8_0;
+    c.bf16_of_blocks[static_cast<int>(BlockType::kQ4_0)] = bf16_of_q4_0;
   }
 #endif
   return c;

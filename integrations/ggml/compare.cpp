@@ -40,8 +40,8 @@ struct Case {
 
 std::vector<Case> small_cases() {
   std::vector<Case> cases;
-  for (const ggml_type type :
-       {GGML_TYPE_F16, GGML_TYPE_BF16, GGML_TYPE_F32, GGML_TYPE_Q8_0, GGML_TYPE_Q4_0}) {
+  for (const ggml_type type : {GGML_TYPE_F16, GGML_TYPE_BF16, GGML_TYPE_F32, GGML_TYPE_Q8_0, GGML_TYPE_Q4_0,
+                               GGML_TYPE_Q4_1, GGML_TYPE_Q5_0, GGML_TYPE_Q5_1, GGML_TYPE_IQ4_NL}) {
     for (const char* mask : {"none", "causal", "window", "sequences", "prefix", "random", "alibi"}) {
       for (const int64_t queries : {1, 3, 70}) {
         cases.push_back({"small", 64, 64, 8, 2, queries, 333, type, mask, 0, false, 1});
@@ -65,6 +65,8 @@ std::vector<Case> timed_cases() {
       cases.push_back({"prefill", d, d, 8, 8, 4096, 4096, type, "causal"});
       cases.push_back({"decode", d, d, 32, 8, 1, 16384, type, "causal"});
     }
+    for (const ggml_type type : {GGML_TYPE_Q4_1, GGML_TYPE_Q5_0, GGML_TYPE_Q5_1, GGML_TYPE_IQ4_NL})
+      cases.push_back({"decode", d, d, 32, 8, 1, 16384, type, "causal"});
     for (const ggml_type type : {GGML_TYPE_BF16, GGML_TYPE_F32}) {
       cases.push_back({"prefill", d, d, 8, 8, 1024, 4096, type, "causal"});
       cases.push_back({"decode", d, d, 32, 8, 1, 16384, type, "causal"});
@@ -105,7 +107,7 @@ std::vector<Case> least_cases() {
 /// Rows of a key head around those up to which blocks are read as they are: four heads, one to sixteen queries.
 std::vector<Case> rows_cases() {
   std::vector<Case> cases;
-  for (const ggml_type type : {GGML_TYPE_Q8_0, GGML_TYPE_Q4_0}) {
+  for (const ggml_type type : {GGML_TYPE_Q8_0, GGML_TYPE_Q4_0, GGML_TYPE_Q5_1, GGML_TYPE_IQ4_NL}) {
     for (const int64_t d : {64, 128}) {
       for (const int64_t queries : {1, 2, 4, 8, 12, 16})
         cases.push_back({"rows", d, d, 16, 4, queries, 8192, type, "causal"});

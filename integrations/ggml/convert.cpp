@@ -41,13 +41,9 @@ RowConversion::RowConversion(ggml_type from, ggml_type to)
     : to_(to), to_float_(ggml_get_type_traits(from)->to_float) {
   const Conversions& best = conversions();
   if (from == GGML_TYPE_F16) to_float_ = best.f16;
-  if (block_type_of(from) == BlockType::kQ8_0) {
-    to_float_ = best.q8_0;
-    to_bf16_ = best.bf16_of_q8_0;
-  }
-  if (block_type_of(from) == BlockType::kQ4_0) {
-    to_float_ = best.q4_0;
-    to_bf16_ = best.bf16_of_q4_0;
+  if (const auto type = block_type_of(from)) {
+    to_float_ = best.blocks[static_cast<int>(*type)];
+    to_bf16_ = best.bf16_of_blocks[static_cast<int>(*type)];
   }
   if (from == GGML_TYPE_F32) to_bf16_ = best.from_float;
 }

@@ -8,6 +8,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <limits>
+#include <utility>
 
 #include "blocks.hpp"
 
@@ -133,10 +134,16 @@ ggml_type computed_type(const Operation& a, bool has_expressions) {
 }
 
 std::optional<BlockType> block_type_of(ggml_type type) {
+  constexpr std::pair<ggml_type, BlockType> kKnown[] = {
+      {GGML_TYPE_Q8_0, BlockType::kQ8_0}, {GGML_TYPE_Q4_0, BlockType::kQ4_0},
+      {GGML_TYPE_Q4_1, BlockType::kQ4_1}, {GGML_TYPE_Q5_0, BlockType::kQ5_0},
+      {GGML_TYPE_Q5_1, BlockType::kQ5_1}, {GGML_TYPE_IQ4_NL, BlockType::kIq4Nl}};
   const ggml_type_traits& traits = *ggml_get_type_traits(type);
-  if (traits.blck_size != kBlockElements) return std::nullopt;
-  if (type == GGML_TYPE_Q8_0 && traits.type_size == kQ8Bytes) return BlockType::kQ8_0;
-  if (type == GGML_TYPE_Q4_0 && traits.type_size == kQ4Bytes) return BlockType::kQ4_0;
+  for (const auto& [of_ggml, block] : kKnown) {
+    if (type == of_ggml && traits.blck_size == kBlockElements &&
+        static_cast<int64_t>(traits.type_size) == block_bytes(block))
+      return block;
+  }
   return std::nullopt;
 }
 

@@ -75,19 +75,20 @@ class Cache {
   Cache(const Case& c, BlockType type, int64_t size, std::mt19937& random)
       : type_(type),
         size_(size),
-        row_bytes_(size / kBlockElements * block_bytes(type)),
+        row_bytes_(size / kBlockElements * bytes()),
         key_bytes_(c.heads * row_bytes_ + c.gap),
         bytes_(static_cast<size_t>(std::max<int64_t>(0, c.keys * key_bytes_ - c.gap))) {
     for (int64_t j = 0; j < c.keys; ++j) {
       for (int64_t h = 0; h < c.heads; ++h) {
         for (int64_t b = 0; b < size / kBlockElements; ++b) {
           char* to = block(j, h, b);
-          for (int64_t i = 2; i < block_bytes(type); ++i) to[i] = static_cast<char>(random());
-          // 1 / 128 to 1 / 32 for numbers of 8 bits, 1 / 8 to 1 / 2 for those of 4; some with a sign, some zero.
+          for (int64_t i = numbers_at() - fifths(); i < bytes(); ++i) to[i] = static_cast<char>(random());
           const auto x = static_cast<uint32_t>(random());
-          const uint32_t scale =
-              (type == BlockType::kQ8_0 ? 0x2000u : 0x3000u) + (x & 0x7ffu) + (x >> 28 == 0 ? 0x8000u : 0);
+          // Numbers of 8 bits times 1 / 128 to 1 / 32, of 5 and 4 bits times 1 / 8 to 1 / 2; some with a sign, some zero. Leasts up to 4.
+          const bool small = type == BlockType::kQ8_0 || type == BlockType::kIq4Nl;
+          const uint32_t scale = (small ? 0x2000u : 0x3000u) + (x & 0x7ffu) + (x >> 28 == 0 ? 0x8000u : 0);
           set_scale(j, h, b, x >> 24 == 7 ? uint16_t{0} : static_cast<uint16_t>(scale));
+          if (has_least()) set_least(j, h, b, static_cast<uint16_t>((random() & 0x87ffu) + 0x3c00u));
         }
       }
     }
@@ -95,26 +96,54 @@ class Cache {
   void set_scale(int64_t key, int64_t head, int64_t b, uint16_t half) {
     std::memcpy(block(key, head, b), &half, sizeof(half));
   }
+  void set_least(int64_t key, int64_t head, int64_t b, uint16_t half) {
+    std::memcpy(block(key, head, b) + 2, &half, sizeof(half));
+  }
   BlockRows rows() const { return {type_, bytes_.data(), size_, key_bytes_, row_bytes_}; }
-  double scale(int64_t key, int64_t head, int64_t b) const {
-    uint16_t half;
-    std::memcpy(&half, block(key, head, b), sizeof(half));
-    return number_of(half);
+  bool has_least() const { return type_ == BlockType::kQ4_1 || type_ == BlockType::kQ5_1; }
+  double scale(int64_t key, int64_t head, int64_t b) const { return half_at(block(key, head, b)); }
+  double least(int64_t key, int64_t head, int64_t b) const {
+    return has_least() ? half_at(block(key, head, b) + 2) : 0;
   }
   int number(int64_t key, int64_t head, int64_t c) const {
-    const char* of = block(key, head, c / kBlockElements) + 2;
+    const char* of = block(key, head, c / kBlockElements);
     const int64_t i = c % kBlockElements;
-    if (type_ == BlockType::kQ8_0) return static_cast<int8_t>(of[i]);
-    const auto pair = static_cast<uint8_t>(of[i % 16]);
-    return (i < 16 ? pair & 15 : pair >> 4) - 8;
+    if (type_ == BlockType::kQ8_0) return static_cast<int8_t>(of[2 + i]);
+    const auto pair = static_cast<uint8_t>(of[numbers_at() + i % 16]);
+    const int bits = i < 16 ? pair & 15 : pair >> 4;
+    const int fifth = fifths() == 0 ? 0 : of[numbers_at() - 4 + i / 8] >> i % 8 & 1;
+    switch (type_) {
+      case BlockType::kQ4_0:
+        return bits - 8;
+      case BlockType::kQ5_0:
+        return bits + 16 * fifth - 16;
+      case BlockType::kIq4Nl:
+        return kTable[bits];
+      default:
+        return bits + 16 * fifth;
+    }
   }
   double operator()(int64_t key, int64_t head, int64_t c) const {
-    return scale(key, head, c / kBlockElements) * number(key, head, c);
+    return scale(key, head, c / kBlockElements) * number(key, head, c) + least(key, head, c / kBlockElements);
+  }
+  /// What an element is added up from, without signs.
+  double size_of(int64_t key, int64_t head, int64_t c) const {
+    return std::abs(scale(key, head, c / kBlockElements) * number(key, head, c)) +
+           std::abs(least(key, head, c / kBlockElements));
   }
 
  private:
+  static constexpr int kTable[] = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113};
+  int64_t fifths() const { return type_ == BlockType::kQ5_0 || type_ == BlockType::kQ5_1 ? 4 : 0; }
+  int64_t numbers_at() const { return 2 + (has_least() ? 2 : 0) + fifths(); }
+  int64_t bytes() const { return numbers_at() + (type_ == BlockType::kQ8_0 ? 32 : 16); }
+  static double half_at(const char* at) {
+    uint16_t half;
+    std::memcpy(&half, at, sizeof(half));
+    return number_of(half);
+  }
   char* block(int64_t key, int64_t head, int64_t b) const {
-    return bytes_.data() + key * key_bytes_ + head * row_bytes_ + b * block_bytes(type_);
+    return bytes_.data() + key * key_bytes_ + head * row_bytes_ + b * bytes();
   }
 
   BlockType type_;
@@ -203,10 +232,9 @@ Row row_of(const Problem& p, int64_t x, bool integers) {
     double dot = 0, sizes = 0, key_size = 0;
     const double mask = p.mask(r, j);
     for (int64_t i = 0; i < c.d && mask != -kInfinity; ++i) {
-      const double key = p.k(j, h, i);
-      dot += q[i] * key;
-      sizes += std::abs(q[i] * key);
-      key_size += std::abs(key);
+      dot += q[i] * p.k(j, h, i);
+      sizes += std::abs(q[i]) * p.k.size_of(j, h, i);
+      key_size += p.k.size_of(j, h, i);
     }
     double score = p.scale() * dot;
     if (c.softcap > 0) score = c.softcap * std::tanh(score / c.softcap);
@@ -232,13 +260,12 @@ Row row_of(const Problem& p, int64_t x, bool integers) {
     for (int64_t j = 0; j < c.keys; ++j) {
       const double share = s[static_cast<size_t>(j)];
       if (share != 0) o += share * p.v(j, h, i);
-      sizes += share == 0 ? 0 : std::abs(share * p.v(j, h, i));
+      sizes += share == 0 ? 0 : share * p.v.size_of(j, h, i);
       if (share != 0) weight = std::max(weight, std::abs(share * p.v.scale(j, h, i / kBlockElements)));
       numbers += std::abs(p.v.number(j, h, i));
       // Weights below the normal numbers are 0, and such times a scale that are not 32,767 times as large.
       if (share != 0)
-        floor +=
-            0x1p-126 * std::abs(p.v(j, h, i)) + (integers ? 0x1p-100 * std::abs(p.v.number(j, h, i)) : 0);
+        floor += 0x1p-126 * p.v.size_of(j, h, i) + (integers ? 0x1p-100 * std::abs(p.v.number(j, h, i)) : 0);
       if (j % 64 < 63 && j + 1 < c.keys) continue;  // a step ends
       words += weight / 32767 * 0.51 * numbers;
       weight = numbers = 0;
@@ -285,10 +312,10 @@ TEST(GgmlBlockRows, RandomProblems) {
   const uint32_t seed = std::random_device()();
   SCOPED_TRACE("seed " + std::to_string(seed));
   std::mt19937 random(seed);
-  for (int i = 0; i < 40; ++i) {
+  for (int i = 0; i < 80; ++i) {
     Case c;
-    c.k = one_of(random, {BlockType::kQ8_0, BlockType::kQ4_0});
-    c.v = one_of(random, {BlockType::kQ8_0, BlockType::kQ4_0});
+    c.k = static_cast<BlockType>(random() % kBlockTypes);
+    c.v = static_cast<BlockType>(random() % kBlockTypes);
     c.d = one_of<int64_t>(random, {32, 64, 96, 128, 160, 256, 576});
     c.d_v = one_of<int64_t>(random, {32, 64, 96, 128, 160, 512});
     c.keys = one_of<int64_t>(random, {0, 1, 2, 7, 16, 31, 33, 63, 64, 65, 127, 128, 201, 333});
@@ -319,40 +346,61 @@ TEST(GgmlBlockRows, TheSameBitsAgain) {
   }
 }
 
+/// Formats whose blocks have a scale alone, and those with a least as well.
+constexpr BlockType kWithAndWithoutLeast[] = {BlockType::kQ8_0, BlockType::kQ5_1, BlockType::kQ4_1};
+
 TEST(GgmlBlockRows, UnseenKeysMayHoldAnything) {
   Case c;
   c.masked = true;
-  for (const uint16_t half : {kHalfInfinity, kHalfNaN}) {
-    for (const BlockWay& way : block_ways()) {
-      Problem p(c, 5);
-      for (int64_t r = 0; r < c.rows; ++r) p.set_mask(r, 20, kUnseen);
-      for (int64_t b = 0; b < 4; ++b) {
-        p.k.set_scale(20, 1, b, half);
-        p.v.set_scale(20, 1, b, half);
+  for (const BlockType type : kWithAndWithoutLeast) {
+    c.k = c.v = type;
+    for (const uint16_t half : {kHalfInfinity, kHalfNaN}) {
+      for (const BlockWay& way : block_ways()) {
+        Problem p(c, 5);
+        for (int64_t r = 0; r < c.rows; ++r) p.set_mask(r, 20, kUnseen);
+        for (int64_t b = 0; b < 4; ++b) {
+          for (Cache* cache : {&p.k, &p.v}) {
+            cache->set_scale(20, 1, b, half);
+            if (cache->has_least()) cache->set_least(20, 1, b, half);
+          }
+        }
+        expect_right(way, p);
       }
-      expect_right(way, p);
     }
   }
 }
 
-TEST(GgmlBlockRows, AScaleThatIsNotFinite) {
-  for (const uint16_t half : {kHalfInfinity, kHalfNaN}) {
-    for (const BlockWay& way : block_ways()) {
-      Problem p(Case{}, 7);
-      p.v.set_scale(20, 1, 2, half);  // elements 64 to 95 of the second head
-      p.run(way);
-      for (int64_t x = 0; x < p.c.heads * p.c.rows; ++x) {
-        for (int64_t i = 0; i < p.c.d_v; ++i) {
-          const float o = p.o[static_cast<size_t>(x * p.o_size + i)];
-          const double value = p.v(20, 1, i);
-          if (x < p.c.rows || i / kBlockElements != 2) {
-            EXPECT_TRUE(std::isfinite(o)) << way.name << ", row " << x << ", element " << i;
-          } else if (std::isnan(value)) {
-            EXPECT_TRUE(std::isnan(o)) << way.name << ", row " << x << ", element " << i;
-          } else {
-            EXPECT_EQ(o, static_cast<float>(value)) << way.name << ", row " << x << ", element " << i;
-          }
-        }
+// Elements 64 to 95 of a key of the second head, and nothing else.
+void expect_where_it_is(const BlockWay& way, Problem& p) {
+  p.run(way);
+  for (int64_t x = 0; x < p.c.heads * p.c.rows; ++x) {
+    for (int64_t i = 0; i < p.c.d_v; ++i) {
+      const float o = p.o[static_cast<size_t>(x * p.o_size + i)];
+      const double value = p.v(20, 1, i);
+      if (x < p.c.rows || i / kBlockElements != 2) {
+        EXPECT_TRUE(std::isfinite(o)) << way.name << ", row " << x << ", element " << i;
+      } else if (std::isnan(value)) {
+        EXPECT_TRUE(std::isnan(o)) << way.name << ", row " << x << ", element " << i;
+      } else {
+        EXPECT_EQ(o, static_cast<float>(value)) << way.name << ", row " << x << ", element " << i;
+      }
+    }
+  }
+}
+
+TEST(GgmlBlockRows, AScaleOrALeastThatIsNotFinite) {
+  for (const BlockType type : kWithAndWithoutLeast) {
+    Case c;
+    c.v = type;
+    for (const uint16_t half : {kHalfInfinity, kHalfNaN}) {
+      for (const BlockWay& way : block_ways()) {
+        SCOPED_TRACE("format " + std::to_string(static_cast<int>(type)));
+        Problem scale(c, 7), least(c, 7);
+        scale.v.set_scale(20, 1, 2, half);
+        expect_where_it_is(way, scale);
+        if (!least.v.has_least()) continue;
+        least.v.set_least(20, 1, 2, half);
+        expect_where_it_is(way, least);
       }
     }
   }

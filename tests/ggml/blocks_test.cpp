@@ -1,4 +1,4 @@
-// Blocks of Q8_0 and Q4_0 against the definition: scale * number, scale * (half byte - 8); float16 and bfloat16 by their bits.
+// Blocks against the definition of their formats; float16 and bfloat16 by their bits.
 #include "integrations/ggml/blocks.hpp"
 
 #include <gtest/gtest.h>
@@ -6,6 +6,7 @@
 #include <bit>
 #include <cmath>
 #include <cstring>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -20,52 +21,94 @@ struct Scale {
 constexpr Scale kScales[] = {{0x3c00, 1.0f},  {0x2e66, 0.0999755859375f}, {0x0001, 0x1p-24f}, {0x0000, 0.0f},
                              {0xb800, -0.5f}, {0x7bff, 65504.0f}};
 
-std::vector<uint8_t> blocks_with(int64_t bytes) {
+// Blocks of the type, one for each scale; where they have leasts, those are scales as well, in turn from the third on.
+Scale least_of(size_t block) {
+  return kScales[(block + 2) % std::size(kScales)];
+}
+
+std::vector<uint8_t> blocks_with(BlockType type) {
+  const int64_t bytes = block_bytes(type);
   std::vector<uint8_t> blocks;
-  for (const Scale& scale : kScales) {
-    blocks.resize(blocks.size() + static_cast<size_t>(bytes));
-    uint8_t* block = &blocks[blocks.size() - static_cast<size_t>(bytes)];
-    std::memcpy(block, &scale.half, sizeof(scale.half));
-    for (int64_t i = 2; i < bytes; ++i) block[i] = static_cast<uint8_t>(37 * i + scale.half);
+  for (size_t block = 0; block < std::size(kScales); ++block) {
+    const Scale& scale = kScales[block];
+    const size_t begin = blocks.size();
+    for (int64_t i = 0; i < bytes; ++i) blocks.push_back(static_cast<uint8_t>(37 * i + scale.half));
+    std::memcpy(&blocks[begin], &scale.half, sizeof(scale.half));
+    const Scale least = least_of(block);
+    if (has_least(type)) std::memcpy(&blocks[begin + 2], &least.half, sizeof(least.half));
   }
   return blocks;
 }
 
-TEST(GgmlBlocks, Q8) {
-  const std::vector<uint8_t> blocks = blocks_with(kQ8Bytes);
+// The number of an element, by the definition of each format; its bytes are told again here.
+int number_in(BlockType type, const uint8_t* block, size_t place) {
+  const auto half_in = [&](const uint8_t* halves) {
+    return place < 16 ? halves[place] & 15 : halves[place - 16] >> 4;
+  };
+  const auto fifth_in = [&](const uint8_t* bits) { return bits[place / 8] >> (place % 8) & 1; };
+  constexpr int kTable[] = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113};
+  switch (type) {
+    case BlockType::kQ8_0:
+      return static_cast<int8_t>(block[2 + place]);
+    case BlockType::kQ4_0:
+      return half_in(block + 2) - 8;
+    case BlockType::kQ4_1:
+      return half_in(block + 4);
+    case BlockType::kQ5_0:
+      return half_in(block + 6) + 16 * fifth_in(block + 2) - 16;
+    case BlockType::kQ5_1:
+      return half_in(block + 8) + 16 * fifth_in(block + 4);
+    case BlockType::kIq4Nl:
+      return kTable[half_in(block + 2)];
+  }
+  return 0;
+}
+
+struct Format {
+  BlockType type;
+  const char* name;
+  int64_t bytes;
+};
+constexpr Format kFormats[] = {{BlockType::kQ8_0, "Q8_0", 34}, {BlockType::kQ4_0, "Q4_0", 18},
+                               {BlockType::kQ4_1, "Q4_1", 20}, {BlockType::kQ5_0, "Q5_0", 22},
+                               {BlockType::kQ5_1, "Q5_1", 24}, {BlockType::kIq4Nl, "IQ4_NL", 18}};
+static_assert(std::size(kFormats) == kBlockTypes);
+
+class GgmlBlocks : public testing::TestWithParam<Format> {};
+INSTANTIATE_TEST_SUITE_P(Formats, GgmlBlocks, testing::ValuesIn(kFormats),
+                         [](const auto& format) { return std::string(format.param.name); });
+
+TEST_P(GgmlBlocks, Elements) {
+  const auto [type, name, bytes] = GetParam();
+  ASSERT_EQ(block_bytes(type), bytes);
+  const std::vector<uint8_t> blocks = blocks_with(type);
   std::vector<float> out(std::size(kScales) * kBlockElements);
-  conversions().q8_0(blocks.data(), out.data(), static_cast<int64_t>(out.size()));
+  conversions().blocks[static_cast<int>(type)](blocks.data(), out.data(), static_cast<int64_t>(out.size()));
   for (size_t i = 0; i < out.size(); ++i) {
-    const size_t block = i / kBlockElements, place = i % kBlockElements;
-    const auto number = static_cast<int8_t>(blocks[block * kQ8Bytes + 2 + place]);
-    EXPECT_EQ(out[i], kScales[block].value * static_cast<float>(number)) << i;
+    const size_t block = i / kBlockElements;
+    const int number = number_in(type, &blocks[block * static_cast<size_t>(bytes)], i % kBlockElements);
+    const float least = has_least(type) ? least_of(block).value : 0.0f;
+    // The product, of 11 bits and 8, is exact: the sum rounds once, whether instructions are fused or not.
+    EXPECT_EQ(out[i], kScales[block].value * static_cast<float>(number) + least) << i;
   }
 }
 
-TEST(GgmlBlocks, Q4) {
-  const std::vector<uint8_t> blocks = blocks_with(kQ4Bytes);
-  std::vector<float> out(std::size(kScales) * kBlockElements);
-  conversions().q4_0(blocks.data(), out.data(), static_cast<int64_t>(out.size()));
-  for (size_t i = 0; i < out.size(); ++i) {
-    const size_t block = i / kBlockElements, place = i % kBlockElements;
-    const uint8_t pair = blocks[block * kQ4Bytes + 2 + place % 16];
-    const int number = (place < 16 ? pair & 15 : pair >> 4) - 8;
-    EXPECT_EQ(out[i], kScales[block].value * static_cast<float>(number)) << i;
-  }
-}
-
-TEST(GgmlBlocks, AScaleThatIsNoNumber) {
-  std::vector<uint8_t> block(kQ8Bytes, 1);
+TEST_P(GgmlBlocks, AScaleOrALeastThatIsNoNumber) {
+  const auto [type, name, bytes] = GetParam();
   std::vector<float> out(kBlockElements);
-  for (const uint16_t half : {uint16_t{0x7c00}, uint16_t{0x7e00}}) {
-    std::memcpy(block.data(), &half, sizeof(half));
-    conversions().q8_0(block.data(), out.data(), kBlockElements);
-    EXPECT_EQ(std::isnan(out[5]), half == 0x7e00);
-    EXPECT_FALSE(std::isfinite(out[5]));
+  for (const size_t place : {size_t{0}, size_t{2}}) {
+    if (place == 2 && !has_least(type)) continue;
+    for (const uint16_t half : {uint16_t{0x7c00}, uint16_t{0x7e00}}) {
+      std::vector<uint8_t> block(static_cast<size_t>(bytes), 0x11);
+      std::memcpy(&block[place], &half, sizeof(half));
+      conversions().blocks[static_cast<int>(type)](block.data(), out.data(), kBlockElements);
+      EXPECT_EQ(std::isnan(out[5]), half == 0x7e00);
+      EXPECT_FALSE(std::isfinite(out[5]));
+    }
   }
 }
 
-TEST(GgmlBlocks, Float16) {
+TEST(GgmlConversions, Float16) {
   std::vector<uint16_t> halves;
   for (int i = 0; i < 41; ++i) halves.push_back(kScales[static_cast<size_t>(i) % std::size(kScales)].half);
   halves[40] = 0xfc00;
@@ -75,7 +118,7 @@ TEST(GgmlBlocks, Float16) {
   EXPECT_EQ(out[40], -INFINITY);
 }
 
-TEST(GgmlBlocks, Bfloat16) {
+TEST(GgmlConversions, Bfloat16) {
   // Ties to even, carries into the exponent, infinity, and a NaN whose payload would be cut off.
   const std::vector<std::pair<uint32_t, uint16_t>> rounded = {
       {0x3f800000, 0x3f80}, {0x3f808000, 0x3f80}, {0x3f818000, 0x3f82}, {0x3f808001, 0x3f81},
@@ -89,24 +132,22 @@ TEST(GgmlBlocks, Bfloat16) {
   for (size_t i = 0; i < out.size(); ++i) EXPECT_EQ(out[i], rounded[i % rounded.size()].second) << i;
 }
 
-void expect_one_rounding(int64_t bytes, ToFloat to_float, ToBfloat16 to_bf16) {
-  if (to_bf16 == nullptr) GTEST_SKIP() << "this processor has no instructions for bfloat16";
-  const std::vector<uint8_t> blocks = blocks_with(bytes);
-  std::vector<float> between(std::size(kScales) * kBlockElements);
-  std::vector<uint16_t> expected(between.size()), out(between.size());
-  const auto count = static_cast<int64_t>(out.size());
-  to_float(blocks.data(), between.data(), count);
-  conversions().from_float(between.data(), expected.data(), count);
-  to_bf16(blocks.data(), out.data(), count);
-  EXPECT_EQ(out, expected);
-}
-
-TEST(GgmlBlocks, Q8AsBfloat16) {
-  expect_one_rounding(kQ8Bytes, conversions().q8_0, conversions().bf16_of_q8_0);
-}
-
-TEST(GgmlBlocks, Q4AsBfloat16) {
-  expect_one_rounding(kQ4Bytes, conversions().q4_0, conversions().bf16_of_q4_0);
+TEST(GgmlConversions, BlocksAsBfloat16RoundOnce) {
+  int tested = 0;
+  for (const Format& format : kFormats) {
+    const ToBfloat16 to_bf16 = conversions().bf16_of_blocks[static_cast<int>(format.type)];
+    if (to_bf16 == nullptr) continue;
+    const std::vector<uint8_t> blocks = blocks_with(format.type);
+    std::vector<float> between(std::size(kScales) * kBlockElements);
+    std::vector<uint16_t> expected(between.size()), out(between.size());
+    const auto count = static_cast<int64_t>(out.size());
+    conversions().blocks[static_cast<int>(format.type)](blocks.data(), between.data(), count);
+    conversions().from_float(between.data(), expected.data(), count);
+    to_bf16(blocks.data(), out.data(), count);
+    EXPECT_EQ(out, expected) << format.name;
+    ++tested;
+  }
+  if (tested == 0) GTEST_SKIP() << "this processor has no instructions for bfloat16";
 }
 
 }  // namespace
