@@ -185,11 +185,7 @@ FOVEA_VNNI void integer_dots(const QueryBlock* q, const int32_t* sums, int64_t n
 constexpr bool pairs_of_halves(BlockType type) {
   return type == BlockType::kQ4_0 || type == BlockType::kQ4_1;
 }
-/// What pairs are more than their numbers.
-constexpr int32_t pairs_offset(BlockType type) {
-  return middle_of(type);
-}
-/// The elements of a block as bytes, pairs_offset more than their numbers.
+/// The elements of a block as bytes, middle_of the format more than their numbers. Not for pairs_of_halves.
 template <BlockType kType>
 FOVEA_VNNI inline __m256i bytes_of(const uint8_t* block) {
   if constexpr (kType == BlockType::kQ8_0) {
@@ -205,7 +201,7 @@ FOVEA_VNNI inline __m256i bytes_of(const uint8_t* block) {
     return _mm256_mask_add_epi8(halves, fifths, halves, _mm256_set1_epi8(16));
   }
 }
-/// The numbers of a block of two keys as pairs of words, pairs_offset more than they are.
+/// The numbers of a block of two keys as pairs of words, middle_of the format more than they are.
 template <BlockType kType>
 FOVEA_VNNI inline void load_pairs(const uint8_t* a, const uint8_t* b, __m512i (&pairs)[2]) {
   if constexpr (pairs_of_halves(kType)) {
@@ -261,11 +257,11 @@ FOVEA_VNNI inline void make_weights(const float* p, const float* scales, Weights
 template <BlockType kType>
 FOVEA_VNNI inline void add_sums(__m512i (&sums)[2], const Weights& weights, const Step& step, int64_t row,
                                 int64_t block, float* o) {
-  if constexpr (pairs_offset(kType) != 0) {
+  if constexpr (middle_of(kType) != 0) {
     __m512i all = _mm512_setzero_si512();
     for (int i = 0; i < kStep; i += 32)
-      all = _mm512_dpwssd_epi32(all, _mm512_load_si512(weights.words + i),
-                                _mm512_set1_epi16(pairs_offset(kType)));
+      all =
+          _mm512_dpwssd_epi32(all, _mm512_load_si512(weights.words + i), _mm512_set1_epi16(middle_of(kType)));
     const __m512i offset = _mm512_set1_epi32(_mm512_reduce_add_epi32(all));
     for (__m512i& x : sums) x = _mm512_sub_epi32(x, offset);
   }

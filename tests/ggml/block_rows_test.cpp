@@ -16,6 +16,8 @@
 #include <string>
 #include <vector>
 
+#include "tests/ggml/block_formats.hpp"
+
 namespace fovea_ggml {
 namespace {
 
@@ -106,22 +108,8 @@ class Cache {
     return has_least() ? half_at(block(key, head, b) + 2) : 0;
   }
   int number(int64_t key, int64_t head, int64_t c) const {
-    const char* of = block(key, head, c / kBlockElements);
-    const int64_t i = c % kBlockElements;
-    if (type_ == BlockType::kQ8_0) return static_cast<int8_t>(of[2 + i]);
-    const auto pair = static_cast<uint8_t>(of[numbers_at() + i % 16]);
-    const int bits = i < 16 ? pair & 15 : pair >> 4;
-    const int fifth = fifths() == 0 ? 0 : of[numbers_at() - 4 + i / 8] >> i % 8 & 1;
-    switch (type_) {
-      case BlockType::kQ4_0:
-        return bits - 8;
-      case BlockType::kQ5_0:
-        return bits + 16 * fifth - 16;
-      case BlockType::kIq4Nl:
-        return kTable[bits];
-      default:
-        return bits + 16 * fifth;
-    }
+    const auto* of = reinterpret_cast<const uint8_t*>(block(key, head, c / kBlockElements));
+    return number_in(type_, of, c % kBlockElements);
   }
   double operator()(int64_t key, int64_t head, int64_t c) const {
     return scale(key, head, c / kBlockElements) * number(key, head, c) + least(key, head, c / kBlockElements);
@@ -133,7 +121,6 @@ class Cache {
   }
 
  private:
-  static constexpr int kTable[] = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113};
   int64_t fifths() const { return type_ == BlockType::kQ5_0 || type_ == BlockType::kQ5_1 ? 4 : 0; }
   int64_t numbers_at() const { return 2 + (has_least() ? 2 : 0) + fifths(); }
   int64_t bytes() const { return numbers_at() + (type_ == BlockType::kQ8_0 ? 32 : 16); }

@@ -10,6 +10,8 @@
 #include <utility>
 #include <vector>
 
+#include "tests/ggml/block_formats.hpp"
+
 namespace fovea_ggml {
 namespace {
 
@@ -40,30 +42,6 @@ std::vector<uint8_t> blocks_with(BlockType type) {
   return blocks;
 }
 
-// The number of an element, by the definition of each format; its bytes are told again here.
-int number_in(BlockType type, const uint8_t* block, size_t place) {
-  const auto half_in = [&](const uint8_t* halves) {
-    return place < 16 ? halves[place] & 15 : halves[place - 16] >> 4;
-  };
-  const auto fifth_in = [&](const uint8_t* bits) { return bits[place / 8] >> (place % 8) & 1; };
-  constexpr int kTable[] = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113};
-  switch (type) {
-    case BlockType::kQ8_0:
-      return static_cast<int8_t>(block[2 + place]);
-    case BlockType::kQ4_0:
-      return half_in(block + 2) - 8;
-    case BlockType::kQ4_1:
-      return half_in(block + 4);
-    case BlockType::kQ5_0:
-      return half_in(block + 6) + 16 * fifth_in(block + 2) - 16;
-    case BlockType::kQ5_1:
-      return half_in(block + 8) + 16 * fifth_in(block + 4);
-    case BlockType::kIq4Nl:
-      return kTable[half_in(block + 2)];
-  }
-  return 0;
-}
-
 struct Format {
   BlockType type;
   const char* name;
@@ -86,7 +64,8 @@ TEST_P(GgmlBlocks, Elements) {
   conversions().blocks[static_cast<int>(type)](blocks.data(), out.data(), static_cast<int64_t>(out.size()));
   for (size_t i = 0; i < out.size(); ++i) {
     const size_t block = i / kBlockElements;
-    const int number = number_in(type, &blocks[block * static_cast<size_t>(bytes)], i % kBlockElements);
+    const int number = number_in(type, &blocks[block * static_cast<size_t>(bytes)],
+                                 static_cast<int64_t>(i % kBlockElements));
     const float least = has_least(type) ? least_of(block).value : 0.0f;
     // The product, of 11 bits and 8, is exact: the sum rounds once, whether instructions are fused or not.
     EXPECT_EQ(out[i], kScales[block].value * static_cast<float>(number) + least) << i;
